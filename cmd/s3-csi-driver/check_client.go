@@ -29,9 +29,8 @@ import (
 const (
 	// checkUIDs is the number of uids of a check. Those of the node service may be in use: it kills processes that belong to no mount of its
 	// own, and so does the node of a check.
-	checkUIDs = 16
-	// checkPrefix is the prefix of what a check of a client writes, below --prefix.
-	checkPrefix = "s3-csi-check-"
+	checkUIDs   = 16
+	checkPrefix = "s3-csi-check-" // the prefix of what a check of a client writes, below --prefix
 	// largeFile needs a multipart upload with every client: rclone's threshold is 200 MiB. mountpoint-s3 always uses one, of parts of 8 MiB.
 	largeFile      = 201 << 20
 	largeOfDefault = 9 << 20

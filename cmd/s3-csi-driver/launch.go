@@ -30,8 +30,7 @@ import (
 )
 
 const (
-	// systemdBound is the time within which a running systemd must answer when the driver starts.
-	systemdBound = time.Minute
+	systemdBound = time.Minute // the time within which a running systemd must answer when the driver starts
 	systemdPause = time.Second
 	// installBound is the time limit for copying the programs: about 100 MB, to a disk that is busy while the node boots.
 	installBound = 3 * time.Minute

@@ -8,8 +8,7 @@ import (
 )
 
 const (
-	// trimEvery is the interval between two checks of the memory that is not in use.
-	trimEvery = 20 * time.Second
+	trimEvery = 20 * time.Second // the interval between two checks of the memory that is not in use
 	// trimAbove is how much of that the driver keeps, in bytes. The collection that returns it takes milliseconds of processor time.
 	trimAbove = 4 << 20
 )

@@ -26,11 +26,9 @@ import (
 )
 
 const (
-	nodeBound = 2 * time.Minute
-	// installName is the driver's name in the host's directory of programs during a check.
-	installName = "check"
-	// moveBeneath is MOVE_MOUNT_BENEATH of include/uapi/linux/mount.h.
-	moveBeneath = 0x200
+	nodeBound   = 2 * time.Minute
+	installName = "check" // the driver's name in the host's directory of programs during a check
+	moveBeneath = 0x200   // MOVE_MOUNT_BENEATH of include/uapi/linux/mount.h
 )
 
 // Node is a host to check, with the settings of the node service.

@@ -27,11 +27,9 @@ import (
 )
 
 const (
-	// objectName is the test object of most probes.
-	objectName = "object"
-	// partSize is the smallest part that may have a successor, and maxParts the largest number of a part.
-	partSize = 5 << 20
-	maxParts = 10000
+	objectName = "object" // the test object of most probes
+	partSize   = 5 << 20  // the smallest part that may have a successor, and maxParts the largest number of a part
+	maxParts   = 10000
 )
 
 // metadata stores an object twice and compares what HEAD, GET and listings report, as clients do.

@@ -27,12 +27,9 @@ import (
 )
 
 const (
-	// bound limits all checks of one backend.
-	bound = 5 * time.Minute
-	// cleanupBound limits the cleanup, which also happens after an interrupt.
-	cleanupBound = time.Minute
-	// straggling is how long to wait for the service to carry out an interrupted request.
-	straggling = time.Second
+	bound        = 5 * time.Minute // limits all checks of one backend
+	cleanupBound = time.Minute     // limits the cleanup, which also happens after an interrupt
+	straggling   = time.Second     // how long to wait for the service to carry out an interrupted request
 	// BucketPrefix is the prefix of buckets that checks create.
 	BucketPrefix = "s3-csi-check-"
 )

@@ -15,12 +15,9 @@ import (
 )
 
 const (
-	// stsBound limits one request to a token service.
-	stsBound = 15 * time.Second
-	// sessionName is the name of sessions in the service's log.
-	sessionName = "s3csi.check"
-	// noRole is a role that does not exist, for a token that is invalid.
-	noRole = "arn:aws:iam::000000000000:role/s3-csi-check"
+	stsBound    = 15 * time.Second                              // limits one request to a token service
+	sessionName = "s3csi.check"                                 // the name of sessions in the service's log
+	noRole      = "arn:aws:iam::000000000000:role/s3-csi-check" // a role that does not exist, for a token that is invalid
 	// noToken looks like a service account's token (RFC 7519) and has no valid signature.
 	noToken = "eyJhbGciOiJSUzI1NiIsInR5cCI6IkpXVCJ9." + //nolint:gosec // see above
 		"eyJpc3MiOiJodHRwczovL3MzLWNzaS1jaGVjay5pbnZhbGlkIiwic3ViIjoiczMtY3NpLWNoZWNrIn0.AAAA"

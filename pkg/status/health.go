@@ -15,10 +15,8 @@ import (
 )
 
 const (
-	// probeBound is the timeout for the probe of one mount.
-	probeBound = 3 * time.Second
-	// reachBound is the timeout for the request to one backend.
-	reachBound = 10 * time.Second
+	probeBound = 3 * time.Second  // the timeout for the probe of one mount
+	reachBound = 10 * time.Second // the timeout for the request to one backend
 )
 
 // Reporter reports the conditions of volumes and backends, for the volume health of the CSI specification: the problems that a document has,

@@ -21,15 +21,13 @@ import (
 )
 
 const (
-	// path is the path of the document in URLs.
-	path = "/" + Version + "/status"
+	path = "/" + Version + "/status" // the path of the document in URLs
 	// collectBound bounds the making of a document, fetchBound a request, and listenBound the making of the socket.
 	collectBound = 800 * time.Millisecond
 	fetchBound   = 5 * time.Second
 	listenBound  = 10 * time.Second
 	stopBound    = time.Second
-	// maxDocument is the most bytes that a reader takes.
-	maxDocument = 64 << 20
+	maxDocument  = 64 << 20 // the most bytes that a reader takes
 )
 
 // Server serves documents on a UNIX socket of the host, to root alone.

@@ -22,17 +22,12 @@ import (
 )
 
 const (
-	// undoBound is how long a publish that failed may take to clean up, beyond the bound of a step.
-	undoBound = 25 * time.Second
-	// removeBound bounds the removal of the objects, which also happens after an interrupt.
-	removeBound = 30 * time.Second
-	// remoteBound is how long to wait for an object of another writer to appear in the mount.
-	remoteBound = time.Second
-	// straggling is how long to wait for the service to carry out requests of a client that was killed.
-	straggling = time.Second
-	poll       = 50 * time.Millisecond
-	// slowest is the least rate at which a large file is written, read and stored, in bytes per second.
-	slowest = 4 << 20
+	undoBound   = 25 * time.Second // how long a publish that failed may take to clean up, beyond the bound of a step
+	removeBound = 30 * time.Second // bounds the removal of the objects, which also happens after an interrupt
+	remoteBound = time.Second      // how long to wait for an object of another writer to appear in the mount
+	straggling  = time.Second      // how long to wait for the service to carry out requests of a client that was killed
+	poll        = 50 * time.Millisecond
+	slowest     = 4 << 20 // the least rate at which a large file is written, read and stored, in bytes per second
 	// drainSize is the size of the file that is closed right before the unmount, and offsetSize that of the one that is read at an offset.
 	drainSize  = 9 << 19
 	offsetSize = 3 << 20
