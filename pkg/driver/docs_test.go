@@ -89,7 +89,8 @@ SIGTERM, 1 for all other errors.
 	fmt.Fprintf(&b, "Mode [check](../how-to/check.md) also takes, with the same meaning: %s. The default of `--v` is 0. The exit code is 1 if something that the "+
 		"driver needs is missing.\n\n", strings.Join(sharedWith(ModeCheck, new(CheckOptions).AddFlags), ", "))
 	fmt.Fprintf(&b, "Mode [status](../how-to/status.md) also takes: %s.\n\n", strings.Join(sharedWith(ModeStatus, new(StatusOptions).AddFlags), ", "))
-	fmt.Fprintf(&b, "Mode [volumes](../how-to/status.md#the-volumes-of-a-cluster) also takes: %s. The exit code is 1 if a backend or a bucket could not be read.\n\n",
+	fmt.Fprintf(&b, "Mode [volumes](../how-to/status.md#the-volumes-of-a-cluster) also takes: %s. The exit code is 1 if a backend or a bucket could not be "+
+		"read.\n\n",
 		strings.Join(sharedWith(ModeVolumes, new(VolumesOptions).AddFlags), ", "))
 	fmt.Fprintf(&b, `## Variables without a flag
 

@@ -239,24 +239,3 @@ func TestPagesInTheSourceExist(t *testing.T) {
 		t.Errorf("only %d pages are named", found)
 	}
 }
-
-// Through the whole server, with one error of each RPC that orchestrators repeat in events.
-func TestEachRPCNamesItsPage(t *testing.T) {
-	r := start(t, func(_ *Config, m *fakeMounter) { m.err = fault.Errorf(fault.Unavailable, "away") })
-	controller, node := csi.NewControllerClient(r.conn), csi.NewNodeClient(r.conn)
-	_, create := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{})
-	_, remove := controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{})
-	_, publish := node.NodePublishVolume(t.Context(), publishRequest())
-	_, unpublish := node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{})
-	for _, tt := range []struct {
-		rpc, page string
-		err       error
-	}{
-		{"CreateVolume", pageParameters, create}, {"DeleteVolume", pageParameters, remove}, {"NodePublishVolume", pagePodStarts, publish},
-		{"NodeUnpublishVolume", pageUnpublish, unpublish},
-	} {
-		if text := status.Convert(tt.err).Message(); tt.err == nil || !strings.HasSuffix(text, "; see "+tt.page) {
-			t.Errorf("%s: %v does not name %s", tt.rpc, tt.err, tt.page)
-		}
-	}
-}

@@ -102,12 +102,8 @@ func TestInlineVolumesThatAreRefused(t *testing.T) {
 			}
 		}
 	}
-	for _, tt := range []struct {
-		what   string
-		change func(*csi.NodePublishVolumeRequest)
-		code   codes.Code
-		says   []string
-	}{
+	request := func() *csi.NodePublishVolumeRequest { return inlineRequest(nil) }
+	refusePublish(t, newInlineNode, request, []refusedPublish{
 		{"the driver's credentials", set("credentials", "driver"), denied, []string{"volume_context.credentials", "never use the driver's own"}},
 		{"the driver's credentials beside a secret", func(r *csi.NodePublishVolumeRequest) {
 			set("credentials", "driver")(r)
@@ -146,34 +142,18 @@ func TestInlineVolumesThatAreRefused(t *testing.T) {
 			unset(podUIDKey)(r)
 			r.TargetPath = "/mount"
 		}, precondition, []string{"podInfoOnMount"}},
-	} {
-		n, m := newInlineNode(t)
-		req := inlineRequest(nil)
-		tt.change(req)
-		_, err := n.NodePublishVolume(t.Context(), req)
-		refused(t, tt.what, csi.Node_NodePublishVolume_FullMethodName, err, tt.code, tt.says...)
-		if m.calls > 0 {
-			t.Errorf("%s: refused after the mounter was called", tt.what)
-		}
-	}
+	})
 }
 
 func TestInlineVolumesAreOffUnlessTheOperatorSaysSo(t *testing.T) {
 	if o := parse(t, "node", nil); o.Node.InlineVolumes {
 		t.Error("they are on by default")
 	}
-	for what, change := range map[string]func(*csi.NodePublishVolumeRequest){
-		"as kubelet asks":     func(*csi.NodePublishVolumeRequest) {},
-		"without its word":    func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, ephemeralKey) },
-		"with another handle": func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "default:bucket-1/a/" },
-	} {
-		n, m := newTestNode(t)
-		req := inlineRequest(nil)
-		change(req)
-		_, err := n.NodePublishVolume(t.Context(), req)
-		refused(t, what, csi.Node_NodePublishVolume_FullMethodName, err, codes.FailedPrecondition, "not enabled", "inlineVolumes: true", "--inline-volumes")
-		if m.calls > 0 {
-			t.Errorf("%s: refused after the mounter was called", what)
-		}
-	}
+	const code = codes.FailedPrecondition
+	request, says := func() *csi.NodePublishVolumeRequest { return inlineRequest(nil) }, []string{"not enabled", "inlineVolumes: true", "--inline-volumes"}
+	refusePublish(t, newTestNode, request, []refusedPublish{
+		{"as kubelet asks", func(*csi.NodePublishVolumeRequest) {}, code, says},
+		{"without its word", func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, ephemeralKey) }, code, says},
+		{"with another handle", func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "default:bucket-1/a/" }, code, says},
+	})
 }

@@ -21,6 +21,32 @@ func newTestNode(t *testing.T) (*Node, *fakeMounter) {
 	return n, m
 }
 
+// refusedPublish is a change of a publish request, and how the changed request is refused.
+type refusedPublish struct {
+	what   string
+	change func(*csi.NodePublishVolumeRequest)
+	code   codes.Code
+	says   []string
+}
+
+// refusePublish checks that a node refuses requests before it calls the mounter, without showing secrets.
+func refusePublish(t *testing.T, newNode func(*testing.T) (*Node, *fakeMounter), request func() *csi.NodePublishVolumeRequest, tests []refusedPublish) {
+	t.Helper()
+	for _, tt := range tests {
+		n, m := newNode(t)
+		req := request()
+		tt.change(req)
+		_, err := n.NodePublishVolume(t.Context(), req)
+		refused(t, tt.what, csi.Node_NodePublishVolume_FullMethodName, err, tt.code, tt.says...)
+		if err != nil && strings.Contains(err.Error(), "canary") {
+			t.Errorf("%s: the error shows a secret: %v", tt.what, err)
+		}
+		if m.calls > 0 {
+			t.Errorf("%s: refused after the mounter was called", tt.what)
+		}
+	}
+}
+
 func TestNodePublishRefusesBeforeItTouchesAnything(t *testing.T) {
 	const invalid, precondition = codes.InvalidArgument, codes.FailedPrecondition
 	flags := func(flags ...string) func(*csi.NodePublishVolumeRequest) {
@@ -34,12 +60,7 @@ func TestNodePublishRefusesBeforeItTouchesAnything(t *testing.T) {
 			}
 		}
 	}
-	tests := []struct {
-		what   string
-		change func(*csi.NodePublishVolumeRequest)
-		code   codes.Code
-		says   []string
-	}{
+	refusePublish(t, newTestNode, publishRequest, []refusedPublish{
 		{"no id", func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "" }, invalid, []string{"volume_id: is missing"}},
 		{"long id", func(r *csi.NodePublishVolumeRequest) { r.VolumeId = strings.Repeat("x", 129) }, invalid, []string{"volume_id: has 129"}},
 		{"no target", func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "" }, invalid, []string{"target_path: is missing"}},
@@ -85,20 +106,7 @@ func TestNodePublishRefusesBeforeItTouchesAnything(t *testing.T) {
 			[]string{"secrets.accessKeyID"}},
 		{"oversize secrets", func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"x": strings.Repeat("x", 4096)} }, invalid,
 			[]string{"secrets: has"}},
-	}
-	for _, tt := range tests {
-		n, m := newTestNode(t)
-		req := publishRequest()
-		tt.change(req)
-		_, err := n.NodePublishVolume(t.Context(), req)
-		refused(t, tt.what, csi.Node_NodePublishVolume_FullMethodName, err, tt.code, tt.says...)
-		if err != nil && strings.Contains(err.Error(), "canary") {
-			t.Errorf("%s: the error shows a secret: %v", tt.what, err)
-		}
-		if m.calls > 0 {
-			t.Errorf("%s: refused after the mounter was called", tt.what)
-		}
-	}
+	})
 }
 
 func TestNodePublishReadsTheWholeRequest(t *testing.T) {

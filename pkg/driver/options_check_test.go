@@ -6,6 +6,17 @@ import (
 	"time"
 )
 
+// refuseArgs checks that command lines are refused with a text.
+func refuseArgs(t *testing.T, says map[string]string) {
+	t.Helper()
+	for args, want := range says {
+		_, err := Parse(strings.Fields(args), environment(nil))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v does not say %q", args, err, want)
+		}
+	}
+}
+
 func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 	o := parse(t, "check", nil)
 	if o.Mode != ModeCheck || o.Check != (CheckOptions{Output: OutputText, StepTimeout: defaultStepTimeout}) || o.Common.Verbosity != 0 ||
@@ -34,7 +45,7 @@ func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 		o.Node.StateDir != "/run/x" || o.DefaultRegion != "eu-north-1" {
 		t.Errorf("flags of other modes: %+v", o)
 	}
-	for args, want := range map[string]string{
+	refuseArgs(t, map[string]string{
 		"check --output=xml":                         "text, json",
 		"check --output=table":                       "text, json",
 		"check --bucket=A":                           "--bucket",
@@ -61,12 +72,7 @@ func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 		"check --client=rclone --bucket=data --session-duration=1ms":   "--session-duration",
 		"check --client=rclone --bucket=data --session-duration=37h":   "--session-duration",
 		"check --prefix=a --bucket=data":                               "--prefix",
-	} {
-		_, err := Parse(strings.Fields(args), environment(nil))
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v does not say %q", args, err, want)
-		}
-	}
+	})
 }
 
 func TestModeStatusHasItsOwnFlags(t *testing.T) {
@@ -77,7 +83,7 @@ func TestModeStatusHasItsOwnFlags(t *testing.T) {
 	if o := parse(t, "status", nil); o.Status.Output != OutputText {
 		t.Errorf("default: %+v", o.Status)
 	}
-	for args, want := range map[string]string{
+	refuseArgs(t, map[string]string{
 		"status --output=table":       "text, json, name",
 		"status --config=/etc/c":      "is a flag of modes",
 		"status --state-dir=run":      "--state-dir",
@@ -86,12 +92,7 @@ func TestModeStatusHasItsOwnFlags(t *testing.T) {
 		"state":                       "unknown mode",
 		"status now":                  "unexpected argument",
 		"check --volume-attach-limit": "is a flag of modes all and node",
-	} {
-		_, err := Parse(strings.Fields(args), environment(nil))
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v does not say %q", args, err, want)
-		}
-	}
+	})
 }
 
 func TestModeVolumesHasTheControllersFlags(t *testing.T) {
@@ -101,16 +102,11 @@ func TestModeVolumesHasTheControllersFlags(t *testing.T) {
 		o.Common.DriverName != "x.csi" || o.Common.Config != "/etc/c.yaml" || o.DefaultRegion != "eu-north-1" {
 		t.Errorf("%+v", o)
 	}
-	for args, want := range map[string]string{
+	refuseArgs(t, map[string]string{
 		"volumes --output=table":       "text, json",
 		"volumes --backend=A":          "--backend",
 		"volumes --cluster-id=a/b":     "--cluster-id",
 		"volumes --deletion-workers=2": "is a flag of modes all and controller",
 		"volumes --state-dir=/run/x":   "is a flag of modes",
-	} {
-		_, err := Parse(strings.Fields(args), environment(nil))
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v does not say %q", args, err, want)
-		}
-	}
+	})
 }

@@ -63,35 +63,19 @@ func TestAWorkloadBringsItsToken(t *testing.T) {
 }
 
 func TestAWorkloadThatCannotBeOneIsRefused(t *testing.T) {
-	const method = csi.Node_NodePublishVolume_FullMethodName
-	for _, tt := range []struct {
-		what   string
-		change func(*csi.NodePublishVolumeRequest)
-		code   codes.Code
-		says   string
-	}{
-		{"no pod", func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, podNamespaceKey) }, codes.FailedPrecondition, "podInfoOnMount"},
-		{"no service account", func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, serviceAccountKey) }, codes.FailedPrecondition, "podInfoOnMount"},
-		{"no token", func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, tokensKey) }, codes.FailedPrecondition, "tokenRequests"},
-		{"no JSON", func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[tokensKey] = "canary" }, codes.InvalidArgument, "serviceAccount.tokens"},
+	refusePublish(t, newTestNode, workloadRequest, []refusedPublish{
+		{"no pod", func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, podNamespaceKey) }, codes.FailedPrecondition, []string{"podInfoOnMount"}},
+		{"no service account", func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, serviceAccountKey) }, codes.FailedPrecondition,
+			[]string{"podInfoOnMount"}},
+		{"no token", func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, tokensKey) }, codes.FailedPrecondition, []string{"tokenRequests"}},
+		{"no JSON", func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[tokensKey] = "canary" }, codes.InvalidArgument, []string{"serviceAccount.tokens"}},
 		{"another pod's token", func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeContext[tokensKey] = tokensOf(audience, tokenOf("system:serviceaccount:kube-system:app"))
-		}, codes.InvalidArgument, "kube-system/app"},
-		{"a namespace that is none", func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[podNamespaceKey] = "a/b" }, codes.InvalidArgument, "pod.namespace"},
-		{"keys beside it", func(r *csi.NodePublishVolumeRequest) { r.Secrets = tenantKeys() }, codes.InvalidArgument, "credentials: workload"},
-	} {
-		n, m := newTestNode(t)
-		req := workloadRequest()
-		tt.change(req)
-		_, err := n.NodePublishVolume(t.Context(), req)
-		refused(t, tt.what, method, err, tt.code, tt.says)
-		if err != nil && strings.Contains(err.Error(), "canary") {
-			t.Errorf("%s: the error shows a token: %v", tt.what, err)
-		}
-		if m.calls > 0 {
-			t.Errorf("%s: refused after the mounter was called", tt.what)
-		}
-	}
+		}, codes.InvalidArgument, []string{"kube-system/app"}},
+		{"a namespace that is none", func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[podNamespaceKey] = "a/b" }, codes.InvalidArgument,
+			[]string{"pod.namespace"}},
+		{"keys beside it", func(r *csi.NodePublishVolumeRequest) { r.Secrets = tenantKeys() }, codes.InvalidArgument, []string{"credentials: workload"}},
+	})
 }
 
 // A published volume stays when kubelet does not supply its token any more: after a final error kubelet would forget it.
