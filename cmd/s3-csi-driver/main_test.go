@@ -123,7 +123,7 @@ func freePort(t *testing.T) string {
 	return ""
 }
 
-func TestControllerModeServesUntilItIsTold(t *testing.T) {
+func TestController_ServesUntilSignalled(t *testing.T) {
 	for _, scheme := range []string{"unix", "tcp"} {
 		t.Run(scheme, func(t *testing.T) {
 			dir, err := os.MkdirTemp("", "csi") //nolint:usetesting // t.TempDir's names are too long for a socket
@@ -220,7 +220,7 @@ func fetch(t *testing.T, url string) string {
 }
 
 // The program that makes sessions comes along with helpers, once, and only root can read it there.
-func TestTheProgramThatMakesSessionsIsInstalledBesideHelpers(t *testing.T) {
+func TestSessionProgram_IsInstalledBesideHelper(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
 	touch := func(name string) {

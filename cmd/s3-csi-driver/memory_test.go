@@ -7,7 +7,7 @@ import (
 )
 
 // What a driver has used once and uses no longer counts as unused, before and after it is collected, and not when it was returned.
-func TestUnusedMemoryIsGarbageAndFreeMemory(t *testing.T) {
+func TestUnusedMemory_IsGarbageAndFreeMemory(t *testing.T) {
 	const size = 64 << 20
 	debug.FreeOSMemory()
 	before := unusedMemory()

@@ -55,7 +55,7 @@ func (s *tokenService) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // An unprivileged helper renews its client's sessions with the driver's program and without a driver that runs, whatever the
 // token service's clock says.
-func TestAHelperRenewsSessionsWithTheDriversProgram(t *testing.T) {
+func TestHelper_RenewsSessionsWithTheDriver(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to start a helper as its own user")
 	}

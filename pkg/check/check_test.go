@@ -30,7 +30,7 @@ func example() Report {
 	)
 }
 
-func TestTheTableForPeople(t *testing.T) {
+func TestReport_Table(t *testing.T) {
 	var b strings.Builder
 	if err := example().Table(&b); err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ Required, but missing or unknown (marked with "!"): 2
 	}
 }
 
-func TestTheReportForPrograms(t *testing.T) {
+func TestReport_JSON(t *testing.T) {
 	var b strings.Builder
 	if err := example().JSON(&b); err != nil {
 		t.Fatal(err)
@@ -81,7 +81,7 @@ func TestTheReportForPrograms(t *testing.T) {
 	}
 }
 
-func TestOnlyWhatIsNeededCounts(t *testing.T) {
+func TestReport_OnlyNeededRowsCount(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		needed bool
@@ -97,7 +97,7 @@ func TestOnlyWhatIsNeededCounts(t *testing.T) {
 	}
 }
 
-func TestWhatATokenServicesAnswerSays(t *testing.T) {
+func TestSTS_AnswersDecideResults(t *testing.T) {
 	code := func(c string) error { return &smithy.GenericAPIError{Code: c, Message: "said so"} }
 	for _, tc := range []struct {
 		err  error
@@ -118,7 +118,7 @@ func TestWhatATokenServicesAnswerSays(t *testing.T) {
 	}
 }
 
-func TestNothingIsRemovedThatTheCheckDidNotWrite(t *testing.T) {
+func TestCleanUp_KeepsOtherObjects(t *testing.T) {
 	var removed []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {

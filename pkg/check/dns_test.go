@@ -9,7 +9,7 @@ import (
 )
 
 // Mounts resolve the name of a proxy instead of the service's, which the proxy resolves.
-func TestTheNameThatMountsResolve(t *testing.T) {
+func TestDNS_NamesThatMountsResolve(t *testing.T) {
 	proxy := backend.Proxy{URL: "http://proxy.lab:3128"}
 	for want, b := range map[string]backend.Backend{
 		"s3.lab":                        {Endpoint: "https://s3.lab:9000"},

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestEveryRowIsDocumentedAndNoOther(t *testing.T) {
+func TestDocs_EveryRowIsDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../docs/how-to/check.md")
 	if err != nil {
 		t.Fatal(err)

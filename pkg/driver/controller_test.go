@@ -51,7 +51,7 @@ func refused(t *testing.T, what, method string, err error, code codes.Code, part
 	}
 }
 
-func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
+func TestCreateVolume_RefusesInvalidRequests(t *testing.T) {
 	const invalid = codes.InvalidArgument
 	tests := []struct {
 		what   string
@@ -174,7 +174,7 @@ func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
 	}
 }
 
-func TestCreateVolumeAcceptsWhatTheSpecificationAllows(t *testing.T) {
+func TestCreateVolume_AcceptsAllowedRequests(t *testing.T) {
 	for what, change := range map[string]func(*csi.CreateVolumeRequest){
 		"plain":        func(*csi.CreateVolumeRequest) {},
 		"longest name": func(r *csi.CreateVolumeRequest) { r.Name = strings.Repeat("n", 128) },
@@ -225,7 +225,7 @@ func everyMode() (all []*csi.VolumeCapability) {
 	return all
 }
 
-func TestCapacityIsHonouredAndTellsVolumesApart(t *testing.T) {
+func TestCreateVolume_CapacityIsPartOfTheVolume(t *testing.T) {
 	c, _ := newTestController(t)
 	req := createRequest()
 	req.CapacityRange = &csi.CapacityRange{RequiredBytes: 10, LimitBytes: 10}
@@ -243,7 +243,7 @@ func TestCapacityIsHonouredAndTellsVolumesApart(t *testing.T) {
 	refused(t, "another size", csi.Controller_CreateVolume_FullMethodName, err, codes.AlreadyExists, `create volume "pvc-1"`)
 }
 
-func TestVolumeContextIsStableAndHasNoSecrets(t *testing.T) {
+func TestCreateVolume_ContextHasNoSecrets(t *testing.T) {
 	c, p := newTestController(t)
 	req := createRequest()
 	req.Parameters = map[string]string{"bucketName": "bucket-1", "backend": "tenants", "client": "rclone", "uid": "1000", "csi.storage.k8s.io/pvc/name": "data"}
@@ -260,7 +260,7 @@ func TestVolumeContextIsStableAndHasNoSecrets(t *testing.T) {
 	}
 }
 
-func TestTheClaimsNamespaceAndTheSecretsRoleReachTheProvisioner(t *testing.T) {
+func TestCreateVolume_PassesNamespaceAndRole(t *testing.T) {
 	c, p := newTestController(t)
 	role := "arn:aws:iam::111122223333:role/tenant"
 	req := createRequest()
@@ -286,7 +286,7 @@ func TestTheClaimsNamespaceAndTheSecretsRoleReachTheProvisioner(t *testing.T) {
 	refused(t, "no keys", csi.Controller_CreateVolume_FullMethodName, err, codes.InvalidArgument, "secrets", "accessKeyID")
 }
 
-func TestSecondCreateOfANameInFlightIsAborted(t *testing.T) {
+func TestCreateVolume_SecondRequestInFlightIsAborted(t *testing.T) {
 	c, p := newTestController(t)
 	p.block, p.entered = make(chan struct{}), make(chan struct{}, 2)
 	first := make(chan error, 1)
@@ -413,7 +413,7 @@ func (u inUse) PublishedAt(_ context.Context, volumeID string) (string, error) {
 	return u[volumeID], nil
 }
 
-func TestDeleteVolumeInUse(t *testing.T) {
+func TestDeleteVolume_InUseIsRefused(t *testing.T) {
 	const used, other, unknown = "default:bucket-1/pvc-1/", "default:bucket-1/pvc-2/", "default:bucket-1/pvc-3/"
 	c, p := newTestController(t)
 	c.InUse = inUse{used: "/targets/a", unknown: "error"}
@@ -430,7 +430,7 @@ func TestDeleteVolumeInUse(t *testing.T) {
 }
 
 // A static volume is read as a publication reads it, and its bucket is looked for.
-func TestValidateStaticVolumes(t *testing.T) {
+func TestValidateVolumeCapabilities_StaticVolumes(t *testing.T) {
 	keys := map[string]string{"accessKeyID": "AK", "secretAccessKey": "SK"}
 	static := map[string]string{"bucketName": "team-data", "prefix": "pre/"}
 	tests := []struct {
@@ -483,7 +483,7 @@ func TestValidateStaticVolumes(t *testing.T) {
 	}
 }
 
-func TestControllerClaimsWhatItDoes(t *testing.T) {
+func TestController_Capabilities(t *testing.T) {
 	c, p := newTestController(t)
 	resp, err := c.ControllerGetCapabilities(t.Context(), nil)
 	if err != nil || len(resp.GetCapabilities()) != 10 {

@@ -200,7 +200,7 @@ func pages(t *testing.T) map[string]string {
 }
 
 // The page on the architecture names each directory of pkg that holds a package, and no other.
-func TestTheArchitectureNamesEveryPackage(t *testing.T) {
+func TestDocs_ArchitectureNamesEveryPackage(t *testing.T) {
 	page := pages(t)["../../docs/explanation/architecture.md"]
 	named := map[string]bool{}
 	for _, m := range regexp.MustCompile("`(pkg/[a-z0-9/]+)`").FindAllStringSubmatch(page, -1) {
@@ -232,7 +232,7 @@ func TestTheArchitectureNamesEveryPackage(t *testing.T) {
 }
 
 // A metric that any page names is one that there is: alerts on others would never fire.
-func TestMetricsOfThePagesAreThere(t *testing.T) {
+func TestDocs_MetricsExist(t *testing.T) {
 	all := pages(t)
 	const rules = "../../charts/s3-csi-driver/alerts.yaml"
 	text, err := os.ReadFile(rules)
@@ -264,7 +264,7 @@ func TestMetricsOfThePagesAreThere(t *testing.T) {
 }
 
 // A line of the log that the page on monitoring explains is one that the driver writes.
-func TestLogLinesOfThePagesAreWritten(t *testing.T) {
+func TestDocs_LogMessagesExist(t *testing.T) {
 	_, rest, found := strings.Cut(pages(t)["../../docs/how-to/monitoring.md"], "| line of the driver's log | it means |\n")
 	table, _, _ := strings.Cut(rest, "\n\n")
 	if !found {

@@ -21,7 +21,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-func TestEveryFaultKindHasItsCode(t *testing.T) {
+func TestErrors_EveryKindHasACode(t *testing.T) {
 	want := map[fault.Kind]codes.Code{
 		fault.Invalid: codes.InvalidArgument, fault.NotFound: codes.NotFound, fault.Exists: codes.AlreadyExists,
 		fault.Precondition: codes.FailedPrecondition, fault.Busy: codes.Aborted, fault.Denied: codes.PermissionDenied,
@@ -45,7 +45,7 @@ func TestEveryFaultKindHasItsCode(t *testing.T) {
 }
 
 // A final code for an unknown outcome makes COs leak volumes and mounts.
-func TestUnknownOutcomesAreNeverFinalWhereSomethingMayHaveHappened(t *testing.T) {
+func TestErrors_UnknownOutcomesAreNotFinal(t *testing.T) {
 	retried := map[codes.Code]bool{codes.Canceled: true, codes.DeadlineExceeded: true, codes.Unavailable: true, codes.Aborted: true}
 	for _, method := range []string{
 		csi.Controller_CreateVolume_FullMethodName, csi.Controller_DeleteVolume_FullMethodName, csi.Controller_ControllerExpandVolume_FullMethodName,
@@ -68,7 +68,7 @@ func TestUnknownOutcomesAreNeverFinalWhereSomethingMayHaveHappened(t *testing.T)
 	}
 }
 
-func TestLongMessagesKeepBothEnds(t *testing.T) {
+func TestLongMessages_KeepBothEnds(t *testing.T) {
 	for _, start := range []string{"start", "star"} { // a character is cut, or none
 		err := fault.Errorf(fault.Busy, "%s%send\xff", start, strings.Repeat("é", maxMessage))
 		text := status.Convert(statusOf(t.Context(), "", "", err)).Message()
@@ -82,7 +82,7 @@ func TestLongMessagesKeepBothEnds(t *testing.T) {
 const longTarget = "/var/lib/kubelet/pods/6f4b1c9e-0d7a-4a8f-9c36-2b1de00f7a55/volumes/kubernetes.io~csi/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/mount"
 
 // The cause is shown even if much advice follows it.
-func TestLongMessagesKeepTheCause(t *testing.T) {
+func TestLongMessages_KeepTheCause(t *testing.T) {
 	err := fault.Errorf(fault.Unavailable, "publish volume %q at %s: the target is left unchanged: the session of mount %s (volume %s) expired at %s and "+
 		"could not be renewed since %s: make a session of role %s for backend default (https://s3.example.com) (webIdentity): the token service returned 403 "+
 		"AccessDenied %q (request 3eb22aa2396a447a): %s; %s",
@@ -98,7 +98,7 @@ func TestLongMessagesKeepTheCause(t *testing.T) {
 }
 
 // A long text does without the request's target, but not without other paths.
-func TestLongMessagesKeepPathsThatAreNotTheTarget(t *testing.T) {
+func TestLongMessages_KeepOtherPaths(t *testing.T) {
 	const cause = "reading the certificates at /etc/s3-csi/ca.pem: permission denied"
 	advice := strings.Repeat("; check the mode", 100)
 	for _, tt := range []struct {
@@ -119,7 +119,7 @@ func TestLongMessagesKeepPathsThatAreNotTheTarget(t *testing.T) {
 }
 
 // An event shows 1,024 bytes: what failed, the end of the client's output and the page are among them. The log has all of it.
-func TestLongMessagesAsEvents(t *testing.T) {
+func TestLongMessages_FitIntoEvents(t *testing.T) {
 	const (
 		// external-provisioner and kubelet begin like this, with names of usual lengths.
 		event  = "MountVolume.SetUp failed for volume \"pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611\" : rpc error: code = FailedPrecondition desc = "
@@ -145,14 +145,14 @@ func TestLongMessagesAsEvents(t *testing.T) {
 	}
 }
 
-func TestGeneratedUnimplementedStaysAsItIs(t *testing.T) {
+func TestErrors_UnimplementedIsUnchanged(t *testing.T) {
 	_, err := csi.UnimplementedNodeServer{}.NodeStageVolume(t.Context(), nil)
 	if code := status.Code(statusOf(t.Context(), csi.Node_NodeStageVolume_FullMethodName, "", err)); code != codes.Unimplemented {
 		t.Errorf("got %v", code)
 	}
 }
 
-func TestErrorsNameTheirPage(t *testing.T) {
+func TestErrors_NameTheirPage(t *testing.T) {
 	const publish, unpublish = csi.Node_NodePublishVolume_FullMethodName, csi.Node_NodeUnpublishVolume_FullMethodName
 	for _, method := range []string{
 		publish, unpublish, csi.Controller_CreateVolume_FullMethodName, csi.Controller_DeleteVolume_FullMethodName,
@@ -204,7 +204,7 @@ func headings(markdown string) (anchors []string) {
 }
 
 // Pages that any text of the programs names exist.
-func TestPagesInTheSourceExist(t *testing.T) {
+func TestDocs_PagesInTheSourceExist(t *testing.T) {
 	found := 0
 	for _, dir := range []string{"../../pkg", "../../cmd", "../../clients", "../../charts"} {
 		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -22,7 +22,7 @@ func awsRequest() *csi.NodePublishVolumeRequest {
 	}
 }
 
-func TestVolumesOfTheAWSDriverArePublished(t *testing.T) {
+func TestNodePublish_VolumesOfTheAWSDriver(t *testing.T) {
 	m := newFakeMounter()
 	n := NewNode(m, volume.AWSDriverName, NodeOptions{NodeID: "node-1"})
 	if _, err := n.NodePublishVolume(t.Context(), awsRequest()); err != nil {
@@ -47,7 +47,7 @@ func TestVolumesOfTheAWSDriverArePublished(t *testing.T) {
 	}
 }
 
-func TestVolumesOfK8sCSIS3ArePublished(t *testing.T) {
+func TestNodePublish_VolumesOfK8sCSIS3(t *testing.T) {
 	n, m := newTestNode(t)
 	req := publishRequest()
 	req.VolumeId = "shared-bucket/pvc-0f1e2d3c-1111-2222-3333-444455556666"
@@ -71,7 +71,7 @@ func TestVolumesOfK8sCSIS3ArePublished(t *testing.T) {
 }
 
 // The keys of a secret that expects them elsewhere are not used, whatever is asked for.
-func TestTheControllerHoldsSecretsAgainstTheBackend(t *testing.T) {
+func TestController_ChecksSecretsAgainstTheBackend(t *testing.T) {
 	for endpoint, agrees := range map[string]bool{"https://s3.example": true, "": true, "https://elsewhere.example": false} {
 		c, p := newTestController(t)
 		req := createRequest()
@@ -95,7 +95,7 @@ func TestTheControllerHoldsSecretsAgainstTheBackend(t *testing.T) {
 	}
 }
 
-func TestStorageClassesOfK8sCSIS3SayWhatToWriteInstead(t *testing.T) {
+func TestCreateVolume_ExplainsParametersOfK8sCSIS3(t *testing.T) {
 	c, p := newTestController(t)
 	req := createRequest()
 	req.Parameters = map[string]string{"mounter": "geesefs", "options": "--memory-limit 1000 --dir-mode 0777 --file-mode 0666"}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestADriverThatIsUnfitIsAliveAndAnswers(t *testing.T) {
+func TestHealth_UnfitDriverIsAlive(t *testing.T) {
 	h := &Health{}
 	if h.Ready() || h.Fit() {
 		t.Error("it is ready before it serves")

@@ -39,7 +39,7 @@ func newInlineNode(t *testing.T) (*Node, *fakeMounter) {
 	return n, m
 }
 
-func TestAnInlineVolumeIsWhatThePodSays(t *testing.T) {
+func TestInlineVolume_ReadsAttributes(t *testing.T) {
 	keys := func(r *csi.NodePublishVolumeRequest) { maps.Copy(r.Secrets, tenantKeys()) }
 	nothing := func(*csi.NodePublishVolumeRequest) {}
 	for _, tt := range []struct {
@@ -74,7 +74,7 @@ func TestAnInlineVolumeIsWhatThePodSays(t *testing.T) {
 }
 
 // A volume of a class is read-only for one pod without being so for others: this is for inline volumes alone.
-func TestAPublicationThatIsReadOnlyMakesNoOtherVolumeSo(t *testing.T) {
+func TestNodePublish_ReadOnlyIsOfOnePublication(t *testing.T) {
 	n, m := newInlineNode(t)
 	req := publishRequest()
 	req.Readonly = true
@@ -86,7 +86,7 @@ func TestAPublicationThatIsReadOnlyMakesNoOtherVolumeSo(t *testing.T) {
 	}
 }
 
-func TestInlineVolumesThatAreRefused(t *testing.T) {
+func TestInlineVolume_IsRefused(t *testing.T) {
 	const invalid, precondition, denied = codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied
 	set := func(pairs ...string) func(*csi.NodePublishVolumeRequest) {
 		return func(r *csi.NodePublishVolumeRequest) {
@@ -145,7 +145,7 @@ func TestInlineVolumesThatAreRefused(t *testing.T) {
 	})
 }
 
-func TestInlineVolumesAreOffUnlessTheOperatorSaysSo(t *testing.T) {
+func TestInlineVolume_IsOffByDefault(t *testing.T) {
 	if o := parse(t, "node", nil); o.Node.InlineVolumes {
 		t.Error("they are on by default")
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/loglimit"
 )
 
-func TestFailureIsLoggedOnceWithWhatItIsAbout(t *testing.T) {
+func TestLog_FailuresAreLoggedOnce(t *testing.T) {
 	r := start(t, func(_ *Config, m *fakeMounter) { m.err = fault.Errorf(fault.Busy, "draining: 3 uploads") })
 	_, err := csi.NewNodeClient(r.conn).NodePublishVolume(t.Context(), publishRequest())
 	if status.Code(err) != codes.Aborted || !strings.HasSuffix(status.Convert(err).Message(), "draining: 3 uploads; see "+pagePodStarts) {
@@ -45,7 +45,7 @@ func TestFailureIsLoggedOnceWithWhatItIsAbout(t *testing.T) {
 	}
 }
 
-func TestVerbosityDecidesWhatIsLogged(t *testing.T) {
+func TestLog_FollowsVerbosity(t *testing.T) {
 	for verbosity, want := range map[int]struct{ says, silent []string }{
 		0: {nil, []string{`"Request succeeded"`, `"Request"`, `"Response"`}},
 		2: {[]string{`"Request succeeded" method="NodePublishVolume"`}, []string{`"Request"`, `"Response"`}},
@@ -113,7 +113,7 @@ func TestFailedRequests_LogIsBounded(t *testing.T) {
 	}
 }
 
-func TestInnerLogsCarryTheRequestsSubject(t *testing.T) {
+func TestLog_InnerMessagesNameTheRequest(t *testing.T) {
 	log := &logBuffer{}
 	handler := logRequests(newTestLogger(log), &inflight{}, &loglimit.Limiter{})
 	_, err := handler(t.Context(), publishRequest(), &grpc.UnaryServerInfo{FullMethod: csi.Node_NodePublishVolume_FullMethodName},
@@ -132,7 +132,7 @@ func TestInnerLogsCarryTheRequestsSubject(t *testing.T) {
 	t.Errorf("no inner log line with the target:\n%s", log)
 }
 
-func TestSecretsAreNotLogged(t *testing.T) {
+func TestLog_HasNoSecrets(t *testing.T) {
 	r := start(t, nil)
 	req := publishRequest()
 	req.Secrets = map[string]string{"accessKeyID": "AKIACANARY", "secretAccessKey": "canary-1", "sessionToken": "canary-2", tokensKey: "canary-3"}
@@ -152,7 +152,7 @@ func TestSecretsAreNotLogged(t *testing.T) {
 	}
 }
 
-func TestPanicIsAnErrorAndTheDriverGoesOn(t *testing.T) {
+func TestPanic_IsAnError(t *testing.T) {
 	r := start(t, func(_ *Config, m *fakeMounter) { m.panics = "canary" })
 	node := csi.NewNodeClient(r.conn)
 	// A mount may have been left behind, so the code is one that COs retry.
@@ -170,7 +170,7 @@ func TestPanicIsAnErrorAndTheDriverGoesOn(t *testing.T) {
 	}
 }
 
-func TestRequestsWithoutDeadlineGetOne(t *testing.T) {
+func TestDeadline_IsSetIfMissing(t *testing.T) {
 	var left time.Duration
 	look := func(ctx context.Context, _ any) (any, error) {
 		deadline, _ := ctx.Deadline()
@@ -198,7 +198,7 @@ func TestRequestsWithoutDeadlineGetOne(t *testing.T) {
 }
 
 // A caller whose deadline has passed sees its own timeout only, so the driver answers before.
-func TestAnAnswerComesBeforeTheDeadline(t *testing.T) {
+func TestDeadline_AnswerComesBefore(t *testing.T) {
 	r := start(t, func(_ *Config, m *fakeMounter) { m.block = make(chan struct{}) })
 	for _, limit := range []time.Duration{500 * time.Millisecond, 2 * time.Second} {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -210,7 +210,7 @@ func TestAnAnswerComesBeforeTheDeadline(t *testing.T) {
 	}
 }
 
-func TestMetricsCountTheCodeThatTheCOGets(t *testing.T) {
+func TestMetrics_CountReturnedCodes(t *testing.T) {
 	r := start(t, func(_ *Config, m *fakeMounter) { m.err = errors.New("who knows") })
 	_, _ = csi.NewNodeClient(r.conn).NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: "/p"})
 	families, err := r.cfg.Metrics.Gatherer().Gather()

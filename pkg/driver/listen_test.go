@@ -38,7 +38,7 @@ func leaveStaleSocket(t *testing.T, path string) {
 	}
 }
 
-func TestEndpointForms(t *testing.T) {
+func TestEndpoint_Forms(t *testing.T) {
 	for in, want := range map[string]endpoint{
 		"unix:///a/b.sock":      {"unix", "/a/b.sock"},
 		"unix:/a/b.sock":        {"unix", "/a/b.sock"},
@@ -85,7 +85,7 @@ func FuzzEndpointsOutsideLoopbackAreRefused(f *testing.F) {
 	})
 }
 
-func TestSocketIsPrivateWhateverTheUmaskAndGoneAfterwards(t *testing.T) {
+func TestSocket_IsPrivateAndRemoved(t *testing.T) {
 	path := socketPath(t)
 	old := unix.Umask(0)
 	defer unix.Umask(old)
@@ -111,7 +111,7 @@ func TestSocketIsPrivateWhateverTheUmaskAndGoneAfterwards(t *testing.T) {
 	}
 }
 
-func TestStaleSocketIsReplaced(t *testing.T) {
+func TestSocket_StaleOneIsReplaced(t *testing.T) {
 	path := socketPath(t)
 	leaveStaleSocket(t, path)
 	_, cleanup, err := Listen(t.Context(), "unix://"+path)
@@ -129,7 +129,7 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 	}
 }
 
-func TestLiveSocketIsNotStolen(t *testing.T) {
+func TestSocket_ServedOneIsNotReplaced(t *testing.T) {
 	t.Run("of a driver", func(t *testing.T) {
 		path := socketPath(t)
 		_, cleanup, err := Listen(t.Context(), "unix://"+path)
@@ -165,7 +165,7 @@ func TestLiveSocketIsNotStolen(t *testing.T) {
 	})
 }
 
-func TestWhatIsNotASocketIsNeverRemoved(t *testing.T) {
+func TestSocket_OtherFilesAreNotReplaced(t *testing.T) {
 	for what, create := range map[string]func(string) error{
 		"a regular file": func(p string) error { return os.WriteFile(p, []byte("data"), 0o600) },
 		"a directory":    func(p string) error { return os.Mkdir(p, 0o700) },
@@ -193,7 +193,7 @@ func TestWhatIsNotASocketIsNeverRemoved(t *testing.T) {
 	}
 }
 
-func TestCleanupLeavesASuccessorsSocketAlone(t *testing.T) {
+func TestSocket_CleanupKeepsSuccessors(t *testing.T) {
 	path := socketPath(t)
 	_, cleanup, err := Listen(t.Context(), path)
 	if err != nil {
@@ -211,7 +211,7 @@ func TestCleanupLeavesASuccessorsSocketAlone(t *testing.T) {
 	}
 }
 
-func TestOneOfManyStartersWins(t *testing.T) {
+func TestSocket_OnlyOneDriverListens(t *testing.T) {
 	for range 20 {
 		path := socketPath(t)
 		leaveStaleSocket(t, path)
@@ -241,14 +241,14 @@ func TestOneOfManyStartersWins(t *testing.T) {
 	}
 }
 
-func TestMissingDirectoryIsSaidPlainly(t *testing.T) {
+func TestSocket_NamesMissingDirectory(t *testing.T) {
 	_, _, err := Listen(t.Context(), socketPath(t)+"/csi.sock")
 	if err == nil || !strings.Contains(err.Error(), "does not exist: create it") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestLoopbackListens(t *testing.T) {
+func TestEndpoint_ListensOnLoopback(t *testing.T) {
 	for _, where := range []string{"tcp://127.0.0.1:0", "tcp://localhost:0"} {
 		lis, cleanup, err := Listen(t.Context(), where)
 		if err != nil {

@@ -47,7 +47,7 @@ func refusePublish(t *testing.T, newNode func(*testing.T) (*Node, *fakeMounter),
 	}
 }
 
-func TestNodePublishRefusesBeforeItTouchesAnything(t *testing.T) {
+func TestNodePublish_RefusesInvalidRequests(t *testing.T) {
 	const invalid, precondition = codes.InvalidArgument, codes.FailedPrecondition
 	flags := func(flags ...string) func(*csi.NodePublishVolumeRequest) {
 		return func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability.GetMount().MountFlags = flags }
@@ -109,7 +109,7 @@ func TestNodePublishRefusesBeforeItTouchesAnything(t *testing.T) {
 	})
 }
 
-func TestNodePublishReadsTheWholeRequest(t *testing.T) {
+func TestNodePublish_ReadsTheWholeRequest(t *testing.T) {
 	n, m := newTestNode(t)
 	req := &csi.NodePublishVolumeRequest{
 		VolumeId:   "tenants:bucket-1/a/",
@@ -143,7 +143,7 @@ func TestNodePublishReadsTheWholeRequest(t *testing.T) {
 }
 
 // A CO may say the same thing in other words when it publishes again.
-func TestRequestsThatMeanTheSameAreTheSame(t *testing.T) {
+func TestNodePublish_EqualRequestsAreEqual(t *testing.T) {
 	n, m := newTestNode(t)
 	for what, change := range map[string]func(*csi.NodePublishVolumeRequest){
 		"a slash at the end": func(r *csi.NodePublishVolumeRequest) { r.TargetPath += "/" },
@@ -169,7 +169,7 @@ func TestRequestsThatMeanTheSameAreTheSame(t *testing.T) {
 	}
 }
 
-func TestTheNameOfThePodIsRead(t *testing.T) {
+func TestNodePublish_ReadsPodName(t *testing.T) {
 	n, m := newTestNode(t)
 	r := publishRequest()
 	r.VolumeContext = map[string]string{podNameKey: "web-0", podNamespaceKey: "team-a"}
@@ -182,7 +182,7 @@ func TestTheNameOfThePodIsRead(t *testing.T) {
 	}
 }
 
-func TestAccessModesAndReadOnly(t *testing.T) {
+func TestNodePublish_AccessModes(t *testing.T) {
 	for mode, want := range map[csi.VolumeCapability_AccessMode_Mode]struct{ readOnly, single bool }{
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:        {false, false},
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:   {true, false},
@@ -206,7 +206,7 @@ func TestAccessModesAndReadOnly(t *testing.T) {
 	}
 }
 
-func TestCredentialSourceOfAPublication(t *testing.T) {
+func TestNodePublish_CredentialSource(t *testing.T) {
 	for _, tt := range []struct {
 		said    string
 		secrets map[string]string
@@ -233,7 +233,7 @@ func TestCredentialSourceOfAPublication(t *testing.T) {
 	}
 }
 
-func TestStaticVolumeOfAnyHandle(t *testing.T) {
+func TestNodePublish_StaticVolume(t *testing.T) {
 	n, m := newTestNode(t)
 	req := publishRequest()
 	req.VolumeId = "my-volume"
@@ -296,7 +296,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	}
 }
 
-func TestNodeSaysWhatItIs(t *testing.T) {
+func TestNode_InfoAndCapabilities(t *testing.T) {
 	n, _ := newTestNode(t)
 	info, err := n.NodeGetInfo(t.Context(), nil)
 	if err != nil || info.GetNodeId() != "node-1" || info.GetMaxVolumesPerNode() != 7 || info.GetAccessibleTopology() != nil {

@@ -40,7 +40,7 @@ func settings(block string) map[string]string {
 	return found
 }
 
-func TestNomadsPluginJob(t *testing.T) {
+func TestNomad_PluginJob(t *testing.T) {
 	job := nomadFile(t, "plugin.nomad.hcl")
 	var args []string
 	for _, m := range regexp.MustCompile(`"([^"]*)"`).FindAllStringSubmatch(between(t, job, "args = [", "]"), -1) {
@@ -64,7 +64,7 @@ func TestNomadsPluginJob(t *testing.T) {
 	}
 }
 
-func TestNomadsVolumes(t *testing.T) {
+func TestNomad_Volumes(t *testing.T) {
 	created := nomadFile(t, "volume.hcl")
 	p, err := volume.ParseParameters(settings(between(t, created, "parameters {", "}")), settings(created)["name"])
 	if err != nil || p.OnDelete != volume.OnDeleteRequireEmpty {

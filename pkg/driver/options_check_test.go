@@ -17,7 +17,7 @@ func refuseArgs(t *testing.T, says map[string]string) {
 	}
 }
 
-func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
+func TestModeCheck_Flags(t *testing.T) {
 	o := parse(t, "check", nil)
 	if o.Mode != ModeCheck || o.Check != (CheckOptions{Output: OutputText, StepTimeout: defaultStepTimeout}) || o.Common.Verbosity != 0 ||
 		o.Node.StateDir != "/run/s3-csi" || o.Node.UIDs.First == 0 {
@@ -75,7 +75,7 @@ func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 	})
 }
 
-func TestModeStatusHasItsOwnFlags(t *testing.T) {
+func TestModeStatus_Flags(t *testing.T) {
 	o := parse(t, "status -o json --pod=a/b --client-output", map[string]string{"S3_CSI_STATE_DIR": "/run/x"})
 	if o.Mode != ModeStatus || o.Status != (StatusOptions{OutputJSON, "a/b", true}) || o.Node.StateDir != "/run/x" || o.Common.Verbosity != 0 {
 		t.Errorf("%+v", o)
@@ -95,7 +95,7 @@ func TestModeStatusHasItsOwnFlags(t *testing.T) {
 	})
 }
 
-func TestModeVolumesHasTheControllersFlags(t *testing.T) {
+func TestModeVolumes_Flags(t *testing.T) {
 	o := parse(t, "volumes -o json --backend=lab --all", map[string]string{"S3_CSI_CLUSTER_ID": "prod", "S3_CSI_DRIVER_NAME": "x.csi",
 		"S3_CSI_CONFIG": "/etc/c.yaml", "AWS_REGION": "eu-north-1"})
 	if o.Mode != ModeVolumes || o.Volumes != (VolumesOptions{OutputJSON, "lab", true}) || o.Controller.ClusterID != "prod" ||

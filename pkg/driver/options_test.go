@@ -29,7 +29,7 @@ func parse(t *testing.T, args string, vars map[string]string) Options {
 	return o
 }
 
-func TestDefaultsAreValidInEveryMode(t *testing.T) {
+func TestOptions_DefaultsAreValid(t *testing.T) {
 	for _, mode := range Modes() {
 		o := parse(t, string(mode), nil)
 		if o.Mode != mode || o.Common.Endpoint != "unix:///csi/csi.sock" || o.Common.DriverName != "s3.csi.driver" {
@@ -50,7 +50,7 @@ func TestDefaultsAreValidInEveryMode(t *testing.T) {
 	}
 }
 
-func TestCommandLineWinsOverEnvironmentWhichWinsOverDefaults(t *testing.T) {
+func TestOptions_Precedence(t *testing.T) {
 	vars := map[string]string{
 		"S3_CSI_ENDPOINT": "unix:///env/csi.sock", "CSI_ENDPOINT": "unix:///other/csi.sock", "CSI_NODE_NAME": "node-7",
 		"S3_CSI_SHUTDOWN_TIMEOUT": "7s", "S3_CSI_UID_RANGE": "5000-5999", "S3_CSI_HTTP_ENDPOINT": ":9808", "S3_CSI_V": "5",
@@ -90,7 +90,7 @@ func TestCommandLineWinsOverEnvironmentWhichWinsOverDefaults(t *testing.T) {
 	}
 }
 
-func TestTheVolumeLimitOfANode(t *testing.T) {
+func TestVolumeLimit_Of(t *testing.T) {
 	const gi = 1 << 30
 	for _, tc := range []struct {
 		flag     string
@@ -110,7 +110,7 @@ func TestTheVolumeLimitOfANode(t *testing.T) {
 	}
 }
 
-func TestEveryFlagCanBeSetByItsVariableAndBothRefuseABadValue(t *testing.T) {
+func TestOptions_EveryFlagHasAVariable(t *testing.T) {
 	values := map[string]struct{ good, bad string }{
 		"endpoint": {"/tmp/x.sock", "relative/path"}, "driver-name": {"a.b", "a_b"}, "config": {"/etc/c.yaml", "relative.yaml"},
 		"http-endpoint":  {"127.0.0.1:1", "nowhere"},
@@ -157,7 +157,7 @@ func TestEveryFlagCanBeSetByItsVariableAndBothRefuseABadValue(t *testing.T) {
 	}
 }
 
-func TestMistakesAreUsageErrorsThatNameTheirPlace(t *testing.T) {
+func TestOptions_MistakesAreUsageErrors(t *testing.T) {
 	long := strings.Repeat("x", 64)
 	tests := []struct {
 		args string
@@ -225,7 +225,7 @@ func TestMistakesAreUsageErrorsThatNameTheirPlace(t *testing.T) {
 	}
 }
 
-func TestVersionAndHelpNeedNothingElse(t *testing.T) {
+func TestOptions_VersionAndHelp(t *testing.T) {
 	o, err := Parse([]string{"node", "--version", "--state-dir=relative"}, environment(nil))
 	if err != nil || !o.Common.Version {
 		t.Errorf("--version: %+v, %v", o.Common, err)
@@ -245,7 +245,7 @@ func TestVersionAndHelpNeedNothingElse(t *testing.T) {
 	}
 }
 
-func TestHostNameThatCannotBeReadIsAnError(t *testing.T) {
+func TestOptions_UnreadableHostNameIsAnError(t *testing.T) {
 	env := environment(nil)
 	env.Hostname = func() (string, error) { return "", os.ErrPermission }
 	if _, err := Parse([]string{"node"}, env); err == nil || !strings.Contains(err.Error(), "--node-id") {
@@ -256,7 +256,7 @@ func TestHostNameThatCannotBeReadIsAnError(t *testing.T) {
 	}
 }
 
-func TestMemoryIsBytesOrAShare(t *testing.T) {
+func TestMemory_IsBytesOrAShare(t *testing.T) {
 	for text, want := range map[string]uint64{"0": 0, "1Gi": 1 << 30, "50%": 4000, "1%": volume.MinMemoryLimit, "20000000": 20000000} {
 		var m Memory
 		if err := m.Set(text); err != nil {
@@ -290,7 +290,7 @@ func FuzzMemory(f *testing.F) {
 	})
 }
 
-func TestChosenLimitsAreThoseThatAreNotTheDefaults(t *testing.T) {
+func TestChosenLimits_DifferFromDefaults(t *testing.T) {
 	o := parse(t, "node", nil)
 	if got := o.Node.ChosenLimits(); len(got) != 0 {
 		t.Errorf("%v", got)

@@ -91,7 +91,7 @@ func TestPodClients(t *testing.T) {
 }
 
 // Turned off, the request is refused, by the publisher, which knows what is published already.
-func TestPodClientsAreOffByDefault(t *testing.T) {
+func TestPodClients_AreOffByDefault(t *testing.T) {
 	pods := &podPublisher{}
 	n := NewNode(&fakeMounter{}, "s3.csi.driver", NodeOptions{NodeID: "n", InlineVolumes: true})
 	n.PodClients = pods
@@ -101,7 +101,7 @@ func TestPodClientsAreOffByDefault(t *testing.T) {
 	}
 }
 
-func TestPodClientsNeedHealing(t *testing.T) {
+func TestPodClients_NeedHealing(t *testing.T) {
 	for _, args := range [][]string{{"--pod-clients", "--heal=false"}, {"--pod-clients"}} {
 		_, err := Parse(append([]string{"node", "--node-id=n"}, args...), environment(nil))
 		if got := err != nil && strings.Contains(err.Error(), "pod-clients"); got != (len(args) == 2) {

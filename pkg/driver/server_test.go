@@ -127,7 +127,7 @@ func mountCapability(mode csi.VolumeCapability_AccessMode_Mode, flags ...string)
 	}
 }
 
-func TestServerEndsInOrder(t *testing.T) {
+func TestServer_StopsInOrder(t *testing.T) {
 	r := start(t, nil)
 	path := strings.TrimPrefix(r.cfg.Endpoint, "unix://")
 	r.stop()
@@ -142,7 +142,7 @@ func TestServerEndsInOrder(t *testing.T) {
 	}
 }
 
-func TestRunningRequestsAreFinishedBeforeTheBackgroundEnds(t *testing.T) {
+func TestServer_FinishesRequestsBeforeBackground(t *testing.T) {
 	ended := make(chan struct{})
 	r := start(t, func(cfg *Config, m *fakeMounter) {
 		m.block, m.entered = make(chan struct{}), make(chan struct{}, 1)
@@ -173,7 +173,7 @@ func TestRunningRequestsAreFinishedBeforeTheBackgroundEnds(t *testing.T) {
 	<-ended
 }
 
-func TestOverdueRequestsAreCancelledAndNamed(t *testing.T) {
+func TestServer_CancelsOverdueRequests(t *testing.T) {
 	r := start(t, func(cfg *Config, m *fakeMounter) {
 		cfg.ShutdownTimeout = 50 * time.Millisecond
 		m.block, m.entered = make(chan struct{}), make(chan struct{}, 1)
@@ -196,7 +196,7 @@ func TestOverdueRequestsAreCancelledAndNamed(t *testing.T) {
 	}
 }
 
-func TestFailingBackgroundStopsTheDriver(t *testing.T) {
+func TestServer_StopsIfBackgroundFails(t *testing.T) {
 	for name, run := range map[string]func(context.Context) error{
 		"an error":    func(context.Context) error { return errors.New("disk gone") },
 		"a quiet end": func(context.Context) error { return nil },
@@ -214,7 +214,7 @@ func TestFailingBackgroundStopsTheDriver(t *testing.T) {
 	}
 }
 
-func TestOnlyWiredServicesAreServed(t *testing.T) {
+func TestServer_ServesOnlyGivenServices(t *testing.T) {
 	r := start(t, func(cfg *Config, _ *fakeMounter) { cfg.Node = nil })
 	if _, err := csi.NewNodeClient(r.conn).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}); status.Code(err) != codes.Unimplemented {
 		t.Errorf("node: %v", err)
@@ -224,7 +224,7 @@ func TestOnlyWiredServicesAreServed(t *testing.T) {
 	}
 }
 
-func TestHTTPShowsMetricsAndHealth(t *testing.T) {
+func TestServer_HTTPShowsMetricsAndHealth(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -292,7 +292,7 @@ func TestHTTPShowsMetricsAndHealth(t *testing.T) {
 	close(r.mounter.block)
 }
 
-func TestAddressInUseIsAnErrorThatLeavesNoSocket(t *testing.T) {
+func TestServer_AddressInUseLeavesNoSocket(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -329,7 +329,7 @@ func startChild(t *testing.T, format string) (child *exec.Cmd, endpoint string, 
 	return child, endpoint, log
 }
 
-func TestFirstSignalEndsTheDriverInOrder(t *testing.T) {
+func TestSignals_FirstStopsInOrder(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		child, endpoint, log := startChild(t, "json")
 		dial(t, endpoint)
@@ -351,7 +351,7 @@ func TestFirstSignalEndsTheDriverInOrder(t *testing.T) {
 	}
 }
 
-func TestSecondSignalExitsAtOnceWithItsNumber(t *testing.T) {
+func TestSignals_SecondExitsAtOnce(t *testing.T) {
 	for s, code := range map[syscall.Signal]int{syscall.SIGTERM: 143, syscall.SIGINT: 130} {
 		child, endpoint, log := startChild(t, "text")
 		conn := dial(t, endpoint)

@@ -22,7 +22,7 @@ func snapshotRequest() *csi.CreateSnapshotRequest {
 	return &csi.CreateSnapshotRequest{Name: "snapshot-1", SourceVolumeId: "default:bucket-1/pvc-1/"}
 }
 
-func TestSnapshotsAreMadeFoundAndDeleted(t *testing.T) {
+func TestSnapshots_AreCreatedFoundAndDeleted(t *testing.T) {
 	c, fake := newTestSnapshots(t)
 	req := snapshotRequest()
 	req.Parameters = map[string]string{"bucketName": "bucket-2", "maxObjects": "5", "maxBytes": "1Ki", "onDelete": "purge", "consistency": "object",
@@ -71,7 +71,7 @@ func TestSnapshotsAreMadeFoundAndDeleted(t *testing.T) {
 	}
 }
 
-func TestSnapshotsThatMakeNoSenseAreRefused(t *testing.T) {
+func TestSnapshots_RefuseInvalidRequests(t *testing.T) {
 	c, _ := newTestSnapshots(t)
 	for what, tc := range map[string]struct {
 		change func(*csi.CreateSnapshotRequest)
@@ -113,7 +113,7 @@ func snapshotSource(id string) *csi.VolumeContentSource {
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
 }
 
-func TestVolumesAreMadeFromSnapshots(t *testing.T) {
+func TestCreateVolume_FromSnapshot(t *testing.T) {
 	c, p := newTestController(t)
 	req := createRequest()
 	req.VolumeContentSource = snapshotSource("default:bucket-2/s@1")

@@ -22,7 +22,7 @@ func healthServer(t *testing.T, on bool) (*running, *fakeProvisioner) {
 	}), p
 }
 
-func TestVolumeHealthIsOffByDefault(t *testing.T) {
+func TestVolumeHealth_IsOffByDefault(t *testing.T) {
 	r, _ := healthServer(t, false)
 	_, err := csi.NewNodeClient(r.conn).NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "v"})
 	_, storageErr := csi.NewNodeClient(r.conn).NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
@@ -38,7 +38,7 @@ func TestVolumeHealthIsOffByDefault(t *testing.T) {
 	}
 }
 
-func TestNodeHealthOverTheWire(t *testing.T) {
+func TestVolumeHealth_OfNode(t *testing.T) {
 	r, _ := healthServer(t, true)
 	client := csi.NewNodeClient(r.conn)
 	caps, err := client.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
@@ -77,7 +77,7 @@ func TestNodeHealthOverTheWire(t *testing.T) {
 	}
 }
 
-func TestControllerHealthOverTheWire(t *testing.T) {
+func TestVolumeHealth_OfController(t *testing.T) {
 	r, p := healthServer(t, true)
 	client := csi.NewControllerClient(r.conn)
 	created, err := client.CreateVolume(t.Context(), createRequest())

@@ -32,7 +32,7 @@ func workloadRequest() *csi.NodePublishVolumeRequest {
 	return req
 }
 
-func TestAWorkloadBringsItsToken(t *testing.T) {
+func TestWorkload_TokenIsRead(t *testing.T) {
 	inSecrets := tokenOf("system:serviceaccount:team-a:app") + "x"
 	for _, tt := range []struct {
 		what   string
@@ -62,7 +62,7 @@ func TestAWorkloadBringsItsToken(t *testing.T) {
 	}
 }
 
-func TestAWorkloadThatCannotBeOneIsRefused(t *testing.T) {
+func TestWorkload_InvalidIsRefused(t *testing.T) {
 	refusePublish(t, newTestNode, workloadRequest, []refusedPublish{
 		{"no pod", func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, podNamespaceKey) }, codes.FailedPrecondition, []string{"podInfoOnMount"}},
 		{"no service account", func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, serviceAccountKey) }, codes.FailedPrecondition,
@@ -79,7 +79,7 @@ func TestAWorkloadThatCannotBeOneIsRefused(t *testing.T) {
 }
 
 // A published volume stays when kubelet does not supply its token any more: after a final error kubelet would forget it.
-func TestAVolumeThatIsThereIsNotGivenUpForAToken(t *testing.T) {
+func TestWorkload_MissingTokenIsNotFinalForPublishedVolume(t *testing.T) {
 	n, _ := newTestNode(t)
 	if _, err := n.NodePublishVolume(t.Context(), workloadRequest()); err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func TestAVolumeThatIsThereIsNotGivenUpForAToken(t *testing.T) {
 }
 
 // A volume that does not use tokens has none in memory, and is not refused for ones that cannot be read.
-func TestTokensThatNobodyAskedForAreDropped(t *testing.T) {
+func TestWorkload_UnusedTokensAreDropped(t *testing.T) {
 	for _, source := range []string{"driver", "secret"} {
 		n, m := newTestNode(t)
 		req := workloadRequest()

@@ -74,7 +74,7 @@ func texts(list []mount.Condition) (all []string) {
 	return all
 }
 
-func TestEveryConditionHasItsReason(t *testing.T) {
+func TestConditions_HaveReasons(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*world)
 		want   []string
@@ -121,7 +121,7 @@ func TestEveryConditionHasItsReason(t *testing.T) {
 	}
 }
 
-func TestVolumesThatAreNotOnTheNode(t *testing.T) {
+func TestConditions_UnknownVolumeIsNotFound(t *testing.T) {
 	for volumeID, target := range map[string]string{"x": "", "v": "/other", "w": "/t"} {
 		if got, err := newWorld().reporter().Volume(t.Context(), volumeID, target); !fault.Is(err, fault.NotFound) {
 			t.Errorf("%s at %q: %v, %v", volumeID, target, got, err)
@@ -137,7 +137,7 @@ func TestVolumesThatAreNotOnTheNode(t *testing.T) {
 	}
 }
 
-func TestBackendsAreOneCondition(t *testing.T) {
+func TestConditions_BackendsAreOne(t *testing.T) {
 	w := newWorld()
 	if got, err := w.reporter().Storage(t.Context()); err != nil || len(got) > 0 {
 		t.Errorf("%v, %v", got, err)

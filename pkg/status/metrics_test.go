@@ -14,7 +14,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 )
 
-func TestMetricsOfVolumes(t *testing.T) {
+func TestVolumeMetrics(t *testing.T) {
 	of := reports{}
 	r := records{
 		mounts: []state.Mount{record("m")},
@@ -118,7 +118,7 @@ func (b bounded) Mounts(ctx context.Context) ([]state.Mount, error) {
 	return b.mounts, errors.Join(ctx.Err())
 }
 
-func TestMetricsOfVolumesWithAHelperThatDoesNotAnswer(t *testing.T) {
+func TestVolumeMetrics_DoNotWaitForHelpers(t *testing.T) {
 	c := collector(records{}, reports{})
 	c.Mounts = bounded{records{mounts: []state.Mount{record("m")}}}
 	metrics := VolumeMetrics{Collector: c, Refresh: func(ctx context.Context) { <-ctx.Done() }}

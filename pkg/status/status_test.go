@@ -73,7 +73,7 @@ func record(name string) state.Mount {
 		Spec: mount.Spec{Backend: "default", Bucket: "b", Prefix: name + "/", Source: "secret"}}
 }
 
-func TestMountsHaveTheirStates(t *testing.T) {
+func TestDocument_StatesOfMounts(t *testing.T) {
 	starting, ending, lingers := record("starting"), record("ending"), record("lingers")
 	starting.Phase, ending.Phase = state.Starting, state.Ending
 	lingers.Linger = &state.Linger{Until: now.Add(time.Minute)}
@@ -114,7 +114,7 @@ func TestMountsHaveTheirStates(t *testing.T) {
 	}
 }
 
-func TestSessionsMemoryAndUploads(t *testing.T) {
+func TestDocument_SessionsMemoryAndUploads(t *testing.T) {
 	expires, failing := now.Add(41*time.Minute), now.Add(-3*time.Minute)
 	h := helper.Status{Version: "v0.9", PID: 3, ClientPID: 5, Starts: 2, Conflicts: 1, Tail: []string{"the last line"},
 		Queue: &client.Queue{Uploads: 3, Bytes: 1 << 30},
@@ -145,7 +145,7 @@ func TestSessionsMemoryAndUploads(t *testing.T) {
 }
 
 // The driver learns of the exit of a helper and its client in its next pass, which may be a minute away.
-func TestAMountWithoutProcessesIsNotHealthy(t *testing.T) {
+func TestDocument_MountWithoutProcessesHasFailed(t *testing.T) {
 	h := helper.Status{PID: 0, ClientPID: 0, State: helper.StateRunning}
 	d := collect(t, records{mounts: []state.Mount{record("m")}}, reports{"m": {State: tracker.Healthy, Helper: &h}})
 	if m := d.Mounts[0]; m.State != Failed || len(m.Problems) != 1 || m.Problems[0].Reason != ReasonExited {
@@ -153,7 +153,7 @@ func TestAMountWithoutProcessesIsNotHealthy(t *testing.T) {
 	}
 }
 
-func TestAFullCacheDiskIsReported(t *testing.T) {
+func TestDocument_NotesFullCacheDisk(t *testing.T) {
 	c := collector(records{}, nil)
 	for free, want := range map[uint64]bool{lowCache - 1: true, lowCache: false} {
 		c.CacheFree = func(context.Context) (uint64, error) { return free, nil }
@@ -168,7 +168,7 @@ func TestAFullCacheDiskIsReported(t *testing.T) {
 	}
 }
 
-func TestPublicationsNamePodsAndPersistentVolumes(t *testing.T) {
+func TestDocument_PublicationsNamePodsAndVolumes(t *testing.T) {
 	inline := "csi-" + strings.Repeat("a", 64)
 	target := func(uid, volume string) string {
 		return "/var/lib/kubelet/pods/" + uid + "/volumes/kubernetes.io~csi/" + volume + "/mount"
@@ -210,7 +210,7 @@ func TestPublicationsNamePodsAndPersistentVolumes(t *testing.T) {
 	}
 }
 
-func TestOtherVersionsAreRefused(t *testing.T) {
+func TestParse_RefusesOtherVersions(t *testing.T) {
 	if _, err := Parse([]byte(`{"version": "v2"}`)); !fault.Is(err, fault.Unsupported) {
 		t.Error(err)
 	}
@@ -222,7 +222,7 @@ func TestOtherVersionsAreRefused(t *testing.T) {
 	}
 }
 
-func TestTheSocketIsRootsAndReplaced(t *testing.T) {
+func TestServer_SocketIsPrivateAndReplaced(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	if _, err := Fetch(t.Context(), host.Own(), socket); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("without a driver: %v", err)
@@ -267,7 +267,7 @@ func TestTheSocketIsRootsAndReplaced(t *testing.T) {
 	<-ended
 }
 
-func TestClientsInPodsAreShown(t *testing.T) {
+func TestDocument_ClientsInPods(t *testing.T) {
 	target := "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~csi/data/mount"
 	v := podvolume.Volume{Target: target, VolumeID: "csi-1", EmptyDir: "fd", Socket: "s.sock", PodNamespace: "team-a", PodName: "web-0"}
 	unnamed := podvolume.Volume{Target: strings.ReplaceAll(target, "u1", "u2"), VolumeID: "csi-2", EmptyDir: "fd", Socket: "s.sock"}

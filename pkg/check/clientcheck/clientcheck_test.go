@@ -222,7 +222,7 @@ func TestInterrupted(t *testing.T) {
 }
 
 // A client that may lose files at its unmount is declared so.
-func TestDrainIsNotNeededOfAClientThatExitsEarly(t *testing.T) {
+func TestDrain_IsOptionalForClientsThatExitEarly(t *testing.T) {
 	t.Parallel()
 	f := &fake{target: t.TempDir(), loses: "drain"}
 	s := Check{Client: "x", Target: f.target, Volume: f, Objects: f, Host: f, Large: large, ExitsEarly: true, Timeout: time.Second}.Run(t.Context())

@@ -30,7 +30,7 @@ func (r running) List(context.Context) (all []launcher.UnitInfo, err error) {
 func (r running) Kill(_ context.Context, uid uint32) error { delete(r, uid); return nil }
 
 // A mount whose client never answers, and a process that waits for it, are removed with everything else.
-func TestClosingAPlaceRemovesWhatAClientLeft(t *testing.T) {
+func TestPlace_CloseRemovesWhatIsLeft(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts")
 	}
