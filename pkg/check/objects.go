@@ -146,24 +146,32 @@ func (r *run) conditionalCopies(ctx context.Context) error {
 	return r.holds(ctx, func(etag *string) error { return r.copyTo(ctx, r.prefix+copiesDir+objectName, objectName, etag) })
 }
 
+// sums is whether parts have checksums in trailers.
+type sums bool
+
+const (
+	withoutSums sums = false
+	withSums    sums = true
+)
+
 // upload is a multipart upload of the check.
 type upload struct {
 	r    *run
 	key  string
 	id   *string // nil: completed
-	sums bool    // parts have checksums in trailers
+	sums sums
 	next int32
 	done []types.CompletedPart
 }
 
 // inParts makes an upload, calls do with it, and aborts it unless do has completed it.
-func (r *run) inParts(ctx context.Context, name string, sums bool, do func(u *upload) error) error {
+func (r *run) inParts(ctx context.Context, name string, with sums, do func(u *upload) error) error {
 	if r.noParts {
 		return fault.Errorf(fault.Unavailable, "multipart uploads do not work")
 	}
-	u := &upload{r: r, key: r.prefix + name, sums: sums, next: 1}
+	u := &upload{r: r, key: r.prefix + name, sums: with, next: 1}
 	in := &s3.CreateMultipartUploadInput{Bucket: &r.info.Name, Key: &u.key}
-	if sums {
+	if with {
 		in.ChecksumAlgorithm = types.ChecksumAlgorithmCrc32c
 	}
 	r.wrote[buckets.Object{Key: u.key}] = true
@@ -228,20 +236,20 @@ func (u *upload) complete(ctx context.Context, want []byte) error {
 // multipart uploads an object of two parts, and aborts another upload.
 func (r *run) multipart(ctx context.Context) error {
 	data := bytes.Repeat([]byte(content), partSize/len(content)+2)
-	err := r.inParts(ctx, "multipart", false, func(u *upload) error {
+	err := r.inParts(ctx, "multipart", withoutSums, func(u *upload) error {
 		if err := cmp.Or(u.part(ctx, data[:partSize]), u.part(ctx, data[partSize:])); err != nil {
 			return err
 		}
 		return u.complete(ctx, data)
 	})
-	err = cmp.Or(r.inParts(ctx, "aborted", false, func(*upload) error { return nil }), err)
+	err = cmp.Or(r.inParts(ctx, "aborted", withoutSums, func(*upload) error { return nil }), err)
 	r.noParts = err != nil && !isWarning(err)
 	return err
 }
 
 // manyParts uploads a part with the largest number that S3 has.
 func (r *run) manyParts(ctx context.Context) error {
-	return r.inParts(ctx, "many", false, func(u *upload) error {
+	return r.inParts(ctx, "many", withoutSums, func(u *upload) error {
 		u.next = maxParts
 		return u.part(ctx, []byte(content))
 	})
@@ -254,7 +262,7 @@ func (r *run) partCopies(ctx context.Context) error {
 	if err != nil {
 		return backend.Classify(err, "write "+from)
 	}
-	return r.inParts(ctx, "parts", false, func(u *upload) error {
+	return r.inParts(ctx, "parts", withoutSums, func(u *upload) error {
 		out, err := r.client.UploadPartCopy(ctx, &s3.UploadPartCopyInput{
 			Bucket: &r.info.Name, Key: &u.key, UploadId: u.id, PartNumber: &u.next, CopySource: r.source(from), CopySourceIfMatch: etag,
 			CopySourceRange: aws.String("bytes=5-20"),
@@ -288,7 +296,7 @@ func (r *run) checksums(ctx context.Context) error {
 	if _, err := r.send(ctx, r.client, in); err != nil {
 		return backend.Classify(err, "store an empty object with its checksum")
 	}
-	err = r.inParts(ctx, "checksum-parts", true, func(u *upload) error {
+	err = r.inParts(ctx, "checksum-parts", withSums, func(u *upload) error {
 		if err := u.part(ctx, []byte(content)); err != nil {
 			return err
 		}

@@ -93,7 +93,7 @@ type step struct {
 
 // run is one run of a Check.
 type run struct {
-	Check
+	in    Check
 	rows  []check.Row
 	hung  string            // the step that the client did not finish; "": none
 	saw   map[string]string // what the notes are made of, by the name of the row
@@ -105,7 +105,7 @@ type run struct {
 
 // Run checks the client. It unmounts the volume and removes its objects in any case, also after ctx has ended.
 func (c Check) Run(ctx context.Context) check.Section {
-	r := &run{Check: c, saw: map[string]string{}}
+	r := &run{in: c, saw: map[string]string{}}
 	r.putBefore(ctx)
 	mounted := r.try(ctx, step{item: check.Needed("clientMount", "mount"), do: r.mount, waits: undoBound})
 	why := "the client did not mount"
@@ -132,7 +132,7 @@ func (r *run) add(row check.Row) { r.rows = append(r.rows, row) }
 
 // try adds the row of a step, and reports whether its result is Yes.
 func (r *run) try(ctx context.Context, s step) bool {
-	limit := r.Timeout + s.waits
+	limit := r.in.Timeout + s.waits
 	switch {
 	case ctx.Err() != nil:
 		r.add(s.item.Row(check.Unknown, "the check was stopped before", ""))
@@ -163,7 +163,7 @@ func (r *run) try(ctx context.Context, s step) bool {
 
 // steps returns the steps with the mounted volume, in their order.
 func (r *run) steps() []step {
-	transfer := time.Duration(r.Large/slowest) * time.Second
+	transfer := time.Duration(r.in.Large/slowest) * time.Second
 	return []step{
 		{check.Needed("clientList", "list the root"), r.list, 0},
 		{check.Needed("clientWrite", "write a file"), r.write, 0},
@@ -177,22 +177,22 @@ func (r *run) steps() []step {
 		{check.Optional("clientRename", "rename a file"), r.rename, 0},
 		{check.Needed("clientDelete", "delete a file"), r.deleteFile, 0},
 		{check.Needed("clientHeal", "the mount works again after the client was killed"), r.heal, transfer},
-		{check.NeededIf(r.Renewal > 0 && !r.StaticKeys, "clientRenewal", "files work after the first session has expired"), r.renewal, r.Renewal},
+		{check.NeededIf(r.in.Renewal > 0 && !r.in.StaticKeys, "clientRenewal", "files work after the first session has expired"), r.renewal, r.in.Renewal},
 	}
 }
 
-func (r *run) path(name string) string { return filepath.Join(r.Target, name) }
+func (r *run) path(name string) string { return filepath.Join(r.in.Target, name) }
 
 func (r *run) mount(ctx context.Context) (check.Result, string, error) {
 	began := time.Now()
-	err := r.Volume.Publish(ctx)
+	err := r.in.Volume.Publish(ctx)
 	return check.Yes, "in " + since(began), err
 }
 
 func (r *run) list(ctx context.Context) (check.Result, string, error) {
 	var names []os.DirEntry
-	err := r.Host.Do(ctx, "list the root", func() (err error) {
-		names, err = os.ReadDir(r.Target)
+	err := r.in.Host.Do(ctx, "list the root", func() (err error) {
+		names, err = os.ReadDir(r.in.Target)
 		return err
 	})
 	want := 1
@@ -224,7 +224,7 @@ func contentOf(size int64) string {
 
 // put writes a file and closes it, as one thread: some clients complete an upload when the process that wrote a file closes it.
 func (r *run) put(ctx context.Context, name string, data io.Reader) error {
-	return r.Host.Do(ctx, "write "+name, func() error {
+	return r.in.Host.Do(ctx, "write "+name, func() error {
 		f, err := os.Create(r.path(name))
 		if err != nil {
 			return err
@@ -236,7 +236,7 @@ func (r *run) put(ctx context.Context, name string, data io.Reader) error {
 
 // get returns an error unless a file has the data.
 func (r *run) get(ctx context.Context, name string, data io.Reader) error {
-	return r.Host.Do(ctx, "read "+name, func() error {
+	return r.in.Host.Do(ctx, "read "+name, func() error {
 		f, err := os.Open(r.path(name))
 		if err != nil {
 			return err
@@ -268,7 +268,7 @@ func await(ctx context.Context, limit time.Duration, done func() error) (took ti
 // awaitObject returns how long it takes until the object has the data, within limit.
 func (r *run) awaitObject(ctx context.Context, key, want string, limit time.Duration) (took time.Duration, err error) {
 	return await(ctx, limit, func() error {
-		got, err := r.Objects.Get(ctx, key)
+		got, err := r.in.Objects.Get(ctx, key)
 		if err == nil && string(got) != want {
 			err = fmt.Errorf("object %s has %d bytes that differ from the %d that were written", key, len(got), len(want))
 		}
@@ -290,9 +290,9 @@ func (r *run) stored(ctx context.Context) (check.Result, string, error) {
 		return check.Yes, "", nil
 	}
 	r.saw["clientStored"] = "late"
-	took, err := r.awaitObject(ctx, smallName, small, r.Timeout/2)
+	took, err := r.awaitObject(ctx, smallName, small, r.in.Timeout/2)
 	if err != nil {
-		return check.No, fmt.Sprintf("not within %s: %s", r.Timeout/2, check.OneLine(err)), nil
+		return check.No, fmt.Sprintf("not within %s: %s", r.in.Timeout/2, check.OneLine(err)), nil
 	}
 	return check.No, "but " + shown(took) + " later", nil
 }
@@ -309,7 +309,7 @@ func (r *run) storing(name, data string) func(context.Context) (check.Result, st
 			err = r.get(ctx, name, strings.NewReader(data))
 		}
 		if err == nil {
-			_, err = r.awaitObject(ctx, name, data, r.Timeout/2)
+			_, err = r.awaitObject(ctx, name, data, r.in.Timeout/2)
 		}
 		return check.Yes, "", err
 	}
@@ -317,28 +317,28 @@ func (r *run) storing(name, data string) func(context.Context) (check.Result, st
 
 func (r *run) large(ctx context.Context) (check.Result, string, error) {
 	began := time.Now()
-	if err := r.put(ctx, largeName, content(r.Large)); err != nil {
+	if err := r.put(ctx, largeName, content(r.in.Large)); err != nil {
 		return "", "", err
 	}
-	limit := r.Timeout/2 + time.Duration(r.Large/slowest)*time.Second - time.Since(began)
+	limit := r.in.Timeout/2 + time.Duration(r.in.Large/slowest)*time.Second - time.Since(began)
 	_, err := await(ctx, limit, func() error {
-		size, err := r.Objects.Size(ctx, largeName)
-		if err == nil && size != r.Large {
-			err = fmt.Errorf("its object has %d bytes instead of %d", size, r.Large)
+		size, err := r.in.Objects.Size(ctx, largeName)
+		if err == nil && size != r.in.Large {
+			err = fmt.Errorf("its object has %d bytes instead of %d", size, r.in.Large)
 		}
 		return err
 	})
 	if err != nil {
 		return check.No, fmt.Sprintf("not stored within %s: %s", since(began), check.OneLine(err)), nil
 	}
-	return check.Yes, fmt.Sprintf("%d MiB in %s", r.Large>>20, since(began)), r.get(ctx, largeName, content(r.Large))
+	return check.Yes, fmt.Sprintf("%d MiB in %s", r.in.Large>>20, since(began)), r.get(ctx, largeName, content(r.in.Large))
 }
 
 func (r *run) putBefore(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, r.in.Timeout)
 	defer cancel()
 	r.before = contentOf(offsetSize)
-	r.beforeErr = r.Objects.Put(ctx, offsetName, []byte(r.before))
+	r.beforeErr = r.in.Objects.Put(ctx, offsetName, []byte(r.before))
 }
 
 // offset reads from the middle of an object of another writer, which is in no cache.
@@ -346,7 +346,7 @@ func (r *run) offset(ctx context.Context) (check.Result, string, error) {
 	if r.beforeErr != nil {
 		return check.Unknown, check.OneLine(r.beforeErr), nil
 	}
-	return check.Yes, "", r.Host.Do(ctx, "read at an offset", func() error {
+	return check.Yes, "", r.in.Host.Do(ctx, "read at an offset", func() error {
 		f, err := os.Open(r.path(offsetName))
 		if err != nil {
 			return err
@@ -368,12 +368,12 @@ func (r *run) offset(ctx context.Context) (check.Result, string, error) {
 // remote writes an object beside the client. It is looked up after it appeared in a listing only: the client may remember that there
 // was no such file.
 func (r *run) remote(ctx context.Context) (check.Result, string, error) {
-	if err := r.Objects.Put(ctx, "remote", []byte(small)); err != nil {
+	if err := r.in.Objects.Put(ctx, "remote", []byte(small)); err != nil {
 		return check.Unknown, check.OneLine(err), nil
 	}
-	took, err := await(ctx, min(remoteBound, r.Timeout/2), func() error {
-		return r.Host.Do(ctx, "list the root", func() error {
-			names, err := os.ReadDir(r.Target)
+	took, err := await(ctx, min(remoteBound, r.in.Timeout/2), func() error {
+		return r.in.Host.Do(ctx, "list the root", func() error {
+			names, err := os.ReadDir(r.in.Target)
 			if err == nil && !slices.ContainsFunc(names, func(e os.DirEntry) bool { return e.Name() == "remote" }) {
 				err = fs.ErrNotExist
 			}
@@ -394,7 +394,7 @@ func (r *run) remote(ctx context.Context) (check.Result, string, error) {
 func (r *run) rename(ctx context.Context) (check.Result, string, error) {
 	err := r.put(ctx, "old", strings.NewReader(small))
 	if err == nil {
-		err = r.Host.Do(ctx, "rename", func() error { return os.Rename(r.path("old"), r.path("renamed")) })
+		err = r.in.Host.Do(ctx, "rename", func() error { return os.Rename(r.path("old"), r.path("renamed")) })
 	}
 	if err == nil {
 		err = r.get(ctx, "renamed", strings.NewReader(small))
@@ -416,17 +416,17 @@ func missing(err error, there string) error {
 func (r *run) deleteFile(ctx context.Context) (check.Result, string, error) {
 	err := r.put(ctx, "deleted", strings.NewReader(small))
 	if err == nil {
-		err = r.Host.Do(ctx, "delete", func() error { return os.Remove(r.path("deleted")) })
+		err = r.in.Host.Do(ctx, "delete", func() error { return os.Remove(r.path("deleted")) })
 	}
 	if err == nil {
-		err = r.Host.Do(ctx, "look for the deleted file", func() error {
+		err = r.in.Host.Do(ctx, "look for the deleted file", func() error {
 			_, err := os.Lstat(r.path("deleted"))
 			return missing(err, "the file still exists")
 		})
 	}
 	if err == nil {
-		_, err = await(ctx, r.Timeout/2, func() error {
-			_, err := r.Objects.Get(ctx, "deleted")
+		_, err = await(ctx, r.in.Timeout/2, func() error {
+			_, err := r.in.Objects.Get(ctx, "deleted")
 			return missing(err, "the object of the deleted file still exists")
 		})
 	}
@@ -438,7 +438,7 @@ func (r *run) heal(ctx context.Context) (check.Result, string, error) {
 	if !r.has("clientLarge") {
 		return check.Unknown, "there is no file to read", nil
 	}
-	before, err := r.Host.Clients(ctx)
+	before, err := r.in.Host.Clients(ctx)
 	if err == nil && len(before) == 0 {
 		err = errors.New("the client has no process")
 	}
@@ -446,16 +446,16 @@ func (r *run) heal(ctx context.Context) (check.Result, string, error) {
 		return "", "", err
 	}
 	for _, pid := range before {
-		err = errors.Join(err, r.Host.Kill(pid))
+		err = errors.Join(err, r.in.Host.Kill(pid))
 	}
 	if err != nil {
 		return "", "", err
 	}
 	last := errors.New("the client was not started again")
-	took, err := await(ctx, r.Timeout+time.Duration(r.Large/slowest)*time.Second, func() error { // until ctx ends
-		now, err := r.Host.Clients(ctx)
+	took, err := await(ctx, r.in.Timeout+time.Duration(r.in.Large/slowest)*time.Second, func() error { // until ctx ends
+		now, err := r.in.Host.Clients(ctx)
 		if err == nil && slices.ContainsFunc(now, func(pid int) bool { return !slices.Contains(before, pid) }) {
-			last = r.get(ctx, largeName, content(r.Large))
+			last = r.get(ctx, largeName, content(r.in.Large))
 		}
 		return last
 	})
@@ -469,24 +469,24 @@ func (r *run) heal(ctx context.Context) (check.Result, string, error) {
 //  3. list the root, write a file, read it back, and look for its object
 func (r *run) renewal(ctx context.Context) (check.Result, string, error) {
 	switch {
-	case r.StaticKeys:
+	case r.in.StaticKeys:
 		return check.Unknown, "does not apply to credentials: static: when the keys in a volume's secret change, the driver replaces the client", nil
-	case r.Renewal == 0:
+	case r.in.Renewal == 0:
 		return check.Unknown, "not tried: it takes as long as a session; set --session-duration to the shortest one of the service", nil
 	}
-	first, err := r.Volume.Session(ctx)
+	first, err := r.in.Volume.Session(ctx)
 	switch {
 	case err != nil:
 		return "", "", err
 	case first.Expires.IsZero():
 		return check.Unknown, "the backend makes no session for this volume, so the client's keys do not expire", nil
-	case time.Until(first.Expires) > r.Renewal+time.Second:
+	case time.Until(first.Expires) > r.in.Renewal+time.Second:
 		return check.Unknown, fmt.Sprintf("the session lasts until %s, longer than --session-duration", first.Expires.Format(time.RFC3339)), nil
 	}
 	if err := r.renewed(ctx, first); err != nil {
 		return "", "", err
 	}
-	if err := r.Host.Do(ctx, "list the root after the renewal", func() error { _, err := os.ReadDir(r.Target); return err }); err != nil {
+	if err := r.in.Host.Do(ctx, "list the root after the renewal", func() error { _, err := os.ReadDir(r.in.Target); return err }); err != nil {
 		return "", "", err
 	}
 	return r.storing("renewed", small)(ctx)
@@ -499,8 +499,8 @@ func (r *run) renewed(ctx context.Context, first Session) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	_, err := await(ctx, r.Timeout/2, func() error {
-		now, err := r.Volume.Session(ctx)
+	_, err := await(ctx, r.in.Timeout/2, func() error {
+		now, err := r.in.Volume.Session(ctx)
 		switch {
 		case err != nil || now.Expires.After(first.Expires):
 			return err
@@ -521,19 +521,19 @@ func (r *run) has(name string) bool {
 func (r *run) unmount(ctx context.Context, mounted bool) {
 	var (
 		unmount = check.Needed("clientUnmount", "unmount")
-		drain   = check.NeededIf(!r.ExitsEarly, "clientDrain", "files closed before the unmount are stored")
+		drain   = check.NeededIf(!r.in.ExitsEarly, "clientDrain", "files closed before the unmount are stored")
 		data    = contentOf(drainSize)
 		wrote   = false
 		failed  error
 	)
 	if mounted && r.hung == "" && ctx.Err() == nil {
-		wctx, cancel := context.WithTimeout(ctx, r.Timeout)
+		wctx, cancel := context.WithTimeout(ctx, r.in.Timeout)
 		failed = r.put(wctx, "drain", strings.NewReader(data))
 		cancel()
 		wrote = failed == nil
 	}
 	began := time.Now()
-	uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Timeout+undoBound)
+	uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.in.Timeout+undoBound)
 	defer cancel()
 	err := r.unpublish(uctx)
 	switch {
@@ -555,7 +555,7 @@ func (r *run) unmount(ctx context.Context, mounted bool) {
 		r.add(drain.Row(check.No, "the unmount failed", ""))
 		return
 	}
-	octx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Timeout)
+	octx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.in.Timeout)
 	defer cancel()
 	if _, err := r.awaitObject(octx, "drain", data, 0); err != nil {
 		r.add(drain.Row(check.No, check.OneLine(err), "declare the client with drain: unknown"))
@@ -567,7 +567,7 @@ func (r *run) unmount(ctx context.Context, mounted bool) {
 // unpublish waits for a publish that is still in flight.
 func (r *run) unpublish(ctx context.Context) error {
 	for {
-		err := r.Volume.Unpublish(ctx)
+		err := r.in.Volume.Unpublish(ctx)
 		if !fault.Is(err, fault.Busy) || ctx.Err() != nil {
 			return err
 		}
@@ -577,11 +577,11 @@ func (r *run) unpublish(ctx context.Context) error {
 
 func (r *run) nothingLeft(ctx context.Context) {
 	what := check.Needed("clientLeft", "the unmount leaves nothing")
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.in.Timeout)
 	defer cancel()
 	var left []string
-	_, err := await(ctx, min(remoteBound, r.Timeout/2), func() (err error) {
-		if left, err = r.Host.Left(ctx); err == nil && len(left) > 0 {
+	_, err := await(ctx, min(remoteBound, r.in.Timeout/2), func() (err error) {
+		if left, err = r.in.Host.Left(ctx); err == nil && len(left) > 0 {
 			err = errLeft
 		}
 		return err
@@ -603,11 +603,11 @@ func (r *run) remove(ctx context.Context, mounted bool) {
 	stopped := ctx.Err() != nil || r.hung != "" || !mounted
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeBound)
 	defer cancel()
-	err := r.Objects.Remove(ctx)
+	err := r.in.Objects.Remove(ctx)
 	if stopped && mounted {
 		select {
 		case <-time.After(straggling):
-			err = r.Objects.Remove(ctx)
+			err = r.in.Objects.Remove(ctx)
 		case <-ctx.Done():
 		}
 	}
