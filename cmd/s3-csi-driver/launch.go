@@ -286,7 +286,7 @@ func (p nodeParts) install(ctx context.Context, paths programPaths, systemd *lau
 }
 
 // report writes the launcher, the reason for its choice and its missing features to the log, /readyz and the metrics.
-func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOptions) error {
+func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOptions) {
 	logger := klog.FromContext(ctx)
 	box := l.hostLauncher.Sandbox()
 	if l.systemd == nil {
@@ -320,7 +320,7 @@ func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOpt
 		logger.Info("Mounts do not survive driver restarts", "reason", why)
 		cfg.Health.Note("mounts do not survive driver restarts: " + why)
 	}
-	return cfg.Metrics.ShowLauncher(l.info)
+	cfg.Metrics.ShowLauncher(l.info)
 }
 
 // reportDNS reports which resolv.conf helpers use, with --node-dns=pod.

@@ -88,9 +88,7 @@ func addNode(ctx context.Context, cfg *driver.Config, p nodeParts) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := l.report(ctx, cfg, o); err != nil {
-		return err
-	}
+	l.report(ctx, cfg, o)
 	options := p.nodeOptions(l)
 	if options.Linger, err = lingerLimits(o); err != nil {
 		return err
@@ -104,11 +102,7 @@ func addNode(ctx context.Context, cfg *driver.Config, p nodeParts) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, collector := range m.Collectors() {
-		if err := cfg.Metrics.Registerer().Register(collector); err != nil {
-			return fmt.Errorf("register metrics of mounts: %w", err)
-		}
-	}
+	cfg.Metrics.Registerer().MustRegister(m.Collectors()...)
 	cfg.Background = append(cfg.Background, driver.Background{Name: "monitoring of mounts", Run: m.Run},
 		driver.Background{Name: "checking of the clients' programs", Run: l.programs.Run})
 	if l.dns != nil {

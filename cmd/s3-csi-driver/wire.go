@@ -23,10 +23,7 @@ func serve(ctx context.Context, o driver.Options, version string) error {
 		return err
 	}
 	defer storage.close()
-	metrics, err := driver.NewMetrics(o.Common.DriverName, version)
-	if err != nil {
-		return fmt.Errorf("register metrics: %w", err)
-	}
+	metrics := driver.NewMetrics(o.Common.DriverName, version)
 	if err := storage.config.Register(metrics.Registerer()); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}

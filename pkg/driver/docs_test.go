@@ -121,10 +121,7 @@ func sharedWith(mode Mode, add func(*pflag.FlagSet)) []string {
 }
 
 func TestMetricsDocument(t *testing.T) {
-	m, err := NewMetrics("s3.csi.driver", "v0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := NewMetrics("s3.csi.driver", "v0")
 	config, err := backend.NewLive("", "", "")
 	if err != nil {
 		t.Fatal(err)
@@ -132,16 +129,10 @@ func TestMetricsDocument(t *testing.T) {
 	if err := config.Register(m.Registerer()); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.ShowLauncher(func() LauncherInfo {
+	m.ShowLauncher(func() LauncherInfo {
 		return LauncherInfo{LauncherSystemd, "252", "landlock", 7, []string{"IPAddressDeny"}}
-	}); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range slices.Concat(tracker.SampleCollectors(), usage.SampleCollectors(), podclient.SampleCollectors(), status.SampleCollectors()) {
-		if err := m.Registerer().Register(c); err != nil {
-			t.Fatal(err)
-		}
-	}
+	})
+	m.Registerer().MustRegister(slices.Concat(tracker.SampleCollectors(), usage.SampleCollectors(), podclient.SampleCollectors(), status.SampleCollectors())...)
 	m.csi.RecordMetrics(csi.Identity_Probe_FullMethodName, nil, time.Millisecond)
 	families, err := m.Gatherer().Gather()
 	if err != nil {

@@ -77,10 +77,7 @@ func TestLog_FollowsVerbosity(t *testing.T) {
 
 // TestFailedRequests_LogIsBounded fails many requests, the same one and others with long values.
 func TestFailedRequests_LogIsBounded(t *testing.T) {
-	metrics, err := NewMetrics("s3.csi.driver", "v0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	metrics := NewMetrics("s3.csi.driver", "v0")
 	log := &logBuffer{}
 	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log)))
 	call := func(chain []grpc.UnaryServerInterceptor, req *csi.NodePublishVolumeRequest, err error) {

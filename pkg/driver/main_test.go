@@ -31,11 +31,7 @@ func child(endpoint string) int {
 	defer stop()
 	m := newFakeMounter()
 	m.block = make(chan struct{})
-	cfg, err := testConfig(endpoint, m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 3
-	}
+	cfg := testConfig(endpoint, m)
 	cfg.ShutdownTimeout = time.Minute
 	if err := cfg.Serve(ctx); err != nil {
 		klog.Background().Error(err, "ended")
@@ -45,16 +41,13 @@ func child(endpoint string) int {
 }
 
 // testConfig is a whole driver on fakes.
-func testConfig(endpoint string, m *fakeMounter) (Config, error) {
-	metrics, err := NewMetrics("s3.csi.driver", "v0.0.0-test")
-	if err != nil {
-		return Config{}, err
-	}
+func testConfig(endpoint string, m *fakeMounter) Config {
+	metrics := NewMetrics("s3.csi.driver", "v0.0.0-test")
 	controller := NewController(newFakeProvisioner(), newFakeSnapshots(), fakeBackends{})
 	node := NewNode(m, "s3.csi.driver", NodeOptions{NodeID: "node-1"})
 	health := &Health{}
 	return Config{
 		Endpoint: endpoint, ShutdownTimeout: 5 * time.Second, Metrics: metrics, Health: health,
 		Identity: NewIdentity("s3.csi.driver", "v0.0.0-test", health), Controller: controller, Node: node,
-	}, nil
+	}
 }

@@ -19,7 +19,7 @@ type Metrics struct {
 }
 
 // NewMetrics returns the metrics, with those of the process and the Go runtime.
-func NewMetrics(driverName, version string) (*Metrics, error) {
+func NewMetrics(driverName, version string) *Metrics {
 	m := &Metrics{
 		// The process collector also has the start time, and a duplicate would make every scrape fail.
 		csi: csimetrics.NewCSIMetricsManagerWithOptions(driverName,
@@ -32,17 +32,9 @@ func NewMetrics(driverName, version string) (*Metrics, error) {
 		ConstLabels: prometheus.Labels{"version": version, "go_version": runtime.Version(), "driver_name": driverName},
 	})
 	info.Set(1)
-	for _, c := range []prometheus.Collector{
-		info,
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-	} {
-		if err := m.registry.Register(c); err != nil {
-			return nil, err
-		}
-	}
+	m.registry.MustRegister(info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.csi.WithAdditionalRegistry(m.registry)
-	return m, nil
+	return m
 }
 
 // Registerer returns the registry for metrics of other packages.

@@ -130,10 +130,8 @@ func checkNodeID(id string) error {
 	if len(id) > 256 {
 		return fmt.Errorf("has %d bytes, the maximum is 256", len(id))
 	}
-	for _, r := range id {
-		if r <= ' ' || r == 0x7f {
-			return fmt.Errorf("%q contains white space or a control character", id)
-		}
+	if strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
+		return fmt.Errorf("%q contains white space or a control character", id)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"regexp"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -11,7 +12,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-const capabilityField = "volume_capability"
+const (
+	capabilityField   = "volume_capability"
+	maxSELinuxContext = 255
+)
 
 // parsePublish validates and parses a request. It has no side effects. inline is whether inline volumes are allowed.
 func parsePublish(driverName string, inline bool, req *csi.NodePublishVolumeRequest) (mount.Request, error) {
@@ -120,7 +124,7 @@ func splitSELinux(flags []string, field string) (rest []string, context string, 
 		if len(value) >= 2 && value[0] == '"' && value[len(value)-1] == '"' {
 			value = value[1 : len(value)-1]
 		}
-		if !isSELinuxContext(value) {
+		if len(value) > maxSELinuxContext || !selinuxContext.MatchString(value) {
 			return nil, "", fault.Field(field, "%q is not an SELinux context of the form user:role:type[:level]", value)
 		}
 		context = value
@@ -128,18 +132,8 @@ func splitSELinux(flags []string, field string) (rest []string, context string, 
 	return rest, context, nil
 }
 
-func isSELinuxContext(s string) bool {
-	parts := strings.SplitN(s, ":", 4)
-	if len(parts) < 3 || len(s) > 255 {
-		return false
-	}
-	for i, part := range parts {
-		if part == "" || checkAlphabet(part, map[bool]string{false: "_.-", true: "_.-:,"}[i == 3]) != nil {
-			return false
-		}
-	}
-	return true
-}
+// selinuxContext matches user:role:type[:level].
+var selinuxContext = regexp.MustCompile(`^([A-Za-z0-9_.-]+:){2}[A-Za-z0-9_.-]+(:[A-Za-z0-9_.:,-]+)?$`)
 
 // readCredentials determines the source of the mount's credentials. Without credentials in the volume, it is the secret if the request has
 // one, otherwise the pod for inline volumes and the driver for others. Service account tokens are read only for source workload.

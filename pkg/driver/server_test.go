@@ -56,10 +56,7 @@ type running struct {
 func start(t *testing.T, change func(*Config, *fakeMounter)) *running {
 	t.Helper()
 	r := &running{mounter: newFakeMounter(), log: &logBuffer{}, done: make(chan error, 1)}
-	cfg, err := testConfig("unix://"+socketPath(t), r.mounter)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := testConfig("unix://"+socketPath(t), r.mounter)
 	if change != nil {
 		change(&cfg, r.mounter)
 	}
@@ -300,10 +297,7 @@ func TestServer_AddressInUseLeavesNoSocket(t *testing.T) {
 	defer func() { _ = lis.Close() }()
 	path, taken := socketPath(t), lis.Addr().String()
 	for _, c := range []struct{ endpoint, http, says string }{{path, taken, "--http-endpoint"}, {"tcp://" + taken, "", "listen on tcp://" + taken}} {
-		cfg, err := testConfig(c.endpoint, newFakeMounter())
-		if err != nil {
-			t.Fatal(err)
-		}
+		cfg := testConfig(c.endpoint, newFakeMounter())
 		cfg.HTTPEndpoint = c.http
 		if err := cfg.Serve(t.Context()); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), taken) {
 			t.Errorf("Run: %v", err)

@@ -62,7 +62,7 @@ func (d Document) Names(w io.Writer) error {
 func (d Document) Text(w io.Writer, output bool) error {
 	t := table.New("MOUNT", "STATE", "CLIENT", "VERSION", "VOLUME", "PV", "PODS", "SESSION", "MEMORY", "UPLOADS")
 	for _, m := range d.Mounts {
-		t.Row(m.Name, d.state(m), m.Client.Name, m.Client.Version, m.VolumeID, first(m.volumes()), m.pods(), d.session(m), memory(m.Memory), uploads(m.Uploads))
+		t.Row(m.Name, d.state(m.State, m.Since), m.Client.Name, m.Client.Version, m.VolumeID, first(m.volumes()), m.pods(), d.session(m), memory(m.Memory), uploads(m.Uploads))
 		for _, p := range m.Problems {
 			t.Note(d.problem(p))
 		}
@@ -80,7 +80,7 @@ func (d Document) Text(w io.Writer, output bool) error {
 	}
 	pods := table.New("POD", "VOLUME", "SOCKET", "STATE", "HANDOVERS")
 	for _, p := range d.PodClients {
-		pods.Row(p.pod(), p.Volume, p.EmptyDir+"/"+p.Socket, d.stateSince(p.State, p.Since), strconv.Itoa(p.Handovers))
+		pods.Row(p.Pod.label(""), p.Volume, p.EmptyDir+"/"+p.Socket, d.state(p.State, p.Since), strconv.Itoa(p.Handovers))
 		if p.LastFailure != nil {
 			pods.Note(d.failure(*p.LastFailure))
 		}
@@ -100,34 +100,26 @@ func (d Document) Text(w io.Writer, output bool) error {
 	return err
 }
 
-func (d Document) state(m Mount) string {
-	if m.State == Healthy {
-		return string(m.State)
-	}
-	return d.stateSince(m.State, m.Since)
-}
-
-func (d Document) stateSince(s State, since time.Time) string {
-	if since.IsZero() {
+func (d Document) state(s State, since time.Time) string {
+	if s == Healthy || since.IsZero() {
 		return string(s)
 	}
 	return string(s) + " " + table.Span(d.Time.Sub(since))
 }
 
 func (d Document) failure(p Problem) string {
-	text := "last failure: " + p.Reason + ": " + p.Message + "; " + table.Span(d.Time.Sub(p.Since)) + " ago"
-	if p.NextTry.After(d.Time) {
-		text += "; next try in " + table.Span(p.NextTry.Sub(d.Time))
-	}
-	return text
+	return "last failure: " + p.Reason + ": " + p.Message + "; " + table.Span(d.Time.Sub(p.Since)) + " ago" + d.nextTry(p)
 }
 
-// pod names the pod as well as it is known.
-func (p PodClient) pod() string {
-	if name := p.Pod.String(); name != "" {
-		return name
+// label names the pod as well as it is known, or says other.
+func (p Pod) label(other string) string {
+	switch {
+	case p.Name != "":
+		return p.String()
+	case p.UID != "":
+		return "uid " + p.UID
 	}
-	return "uid " + p.Pod.UID
+	return other
 }
 
 func (d Document) problem(p Problem) string {
@@ -135,10 +127,14 @@ func (d Document) problem(p Problem) string {
 	if !p.Since.IsZero() {
 		text += "; since " + table.Span(d.Time.Sub(p.Since))
 	}
-	if !p.NextTry.IsZero() {
-		text += "; next try in " + table.Span(p.NextTry.Sub(d.Time))
+	return text + d.nextTry(p)
+}
+
+func (d Document) nextTry(p Problem) string {
+	if !p.NextTry.After(d.Time) {
+		return ""
 	}
-	return text
+	return "; next try in " + table.Span(p.NextTry.Sub(d.Time))
 }
 
 func (d Document) session(m Mount) string {
@@ -162,27 +158,17 @@ func (m Mount) volumes() (names []string) {
 func (m Mount) pods() string {
 	var names []string
 	for _, p := range m.Publications {
-		switch {
-		case p.Pod.Name != "":
-			names = append(names, p.Pod.String())
-		case p.Pod.UID != "":
-			names = append(names, "uid "+p.Pod.UID)
-		default:
-			names = append(names, p.Target)
-		}
+		names = append(names, p.Pod.label(p.Target))
 	}
 	return first(names)
 }
 
 // first returns the first of the names, and how many others there are.
 func first(names []string) string {
-	switch len(names) {
-	case 0:
-		return ""
-	case 1:
-		return names[0]
+	if len(names) > 1 {
+		return fmt.Sprintf("%s (+%d)", names[0], len(names)-1)
 	}
-	return fmt.Sprintf("%s (+%d)", names[0], len(names)-1)
+	return strings.Join(names, "")
 }
 
 func memory(m *Memory) string {
