@@ -88,6 +88,7 @@ type launch struct {
 	why            string            // reason for the choice of the launcher
 	limits         launcher.Limits   // default limits of a mount
 	slice          launcher.Limits   // of all mounts together
+	linger         linger.Limits     // of all lingering mounts
 	programs       *programs.Clients
 	dns            *resolvconf.Copy // nil if helpers use the host's resolv.conf
 	sessionProblem string           // problem with the session program; "" if none
@@ -114,12 +115,18 @@ func (p nodeParts) launch(ctx context.Context) (l launch, err error) {
 		return l, err
 	}
 	ns, o := p.namespace, p.options.Node
-	if l.limits, l.slice, err = limitsOf(o); err != nil {
+	total, err := nodeMemory()
+	if err != nil {
 		return l, err
 	}
+	l.limits = launcher.Limits{MemoryMax: o.MemoryLimit.Of(total), CPUWeight: o.CPUWeight, TasksMax: o.TasksMax}
+	l.slice = launcher.Limits{MemoryMax: o.SliceMemoryLimit.Of(total)}
+	l.linger = linger.Limits{Mounts: o.LingerMaxMounts, Memory: o.LingerMaxMemory.Of(total)}
 	l.programs = programs.NewClients(ns, paths.clients.All(), paths.clientDir, paths.clientDir)
-	if l.dns, err = ownDNS(ns, o); err != nil {
-		return l, err
+	if o.DNS == driver.DNSPod && ns.Foreign() { // outside a container both files are the same
+		if l.dns, err = resolvconf.New(ns, o.StateDir); err != nil {
+			return l, fmt.Errorf("--node-dns=pod: %w", err)
+		}
 	}
 	if err := l.findSystemd(ctx, p, paths.helper); err != nil {
 		return l, err
@@ -151,41 +158,12 @@ func (p nodeParts) launch(ctx context.Context) (l launch, err error) {
 	return l, nil
 }
 
-// ownDNS returns the copy of the driver's resolv.conf for helpers, or nil if helpers use the host's. Outside a container both are the same.
-func ownDNS(ns *host.Namespace, o driver.NodeOptions) (*resolvconf.Copy, error) {
-	if o.DNS != driver.DNSPod || !ns.Foreign() {
-		return nil, nil
-	}
-	dns, err := resolvconf.New(ns, o.StateDir)
-	if err != nil {
-		return nil, fmt.Errorf("--node-dns=pod: %w", err)
-	}
-	return dns, nil
-}
-
-// limitsOf returns the limits of one mount and of all mounts together on this node.
-func limitsOf(o driver.NodeOptions) (one, all launcher.Limits, err error) {
-	total, err := nodeMemory()
-	if err != nil {
-		return one, all, err
-	}
-	one = launcher.Limits{MemoryMax: o.MemoryLimit.Of(total), CPUWeight: o.CPUWeight, TasksMax: o.TasksMax}
-	all = launcher.Limits{MemoryMax: o.SliceMemoryLimit.Of(total)}
-	return one, all, nil
-}
-
 // enforced returns the memory limits that the launcher enforces, of one mount and of all together, in bytes; 0: none.
 func (l launch) enforced() (one, all uint64) {
 	if l.systemd == nil {
 		return 0, 0
 	}
 	return l.limits.MemoryMax, l.slice.MemoryMax
-}
-
-// lingerLimits returns the limits of lingering mounts on this node.
-func lingerLimits(o driver.NodeOptions) (linger.Limits, error) {
-	total, err := nodeMemory()
-	return linger.Limits{Mounts: o.LingerMaxMounts, Memory: o.LingerMaxMemory.Of(total)}, err
 }
 
 // nodeMemory returns the size of the node's memory in bytes.

@@ -90,10 +90,7 @@ func addNode(ctx context.Context, cfg *driver.Config, p nodeParts) (err error) {
 	}
 	l.report(ctx, cfg, o)
 	options := p.nodeOptions(l)
-	if options.Linger, err = lingerLimits(o); err != nil {
-		return err
-	}
-	options.Preparer, options.CleanPrograms, options.UsageRequests = l.hostLauncher, l.clean, o.UsageMaxRequests
+	options.Preparer, options.CleanPrograms, options.Linger, options.UsageRequests = l.hostLauncher, l.clean, l.linger, o.UsageMaxRequests
 	options.Status = node.Status{
 		Driver:   status.Driver{Name: p.options.Common.DriverName, Version: p.version, NodeID: o.NodeID},
 		Launcher: l.name(), EnforcesLimits: l.systemd != nil, Notes: cfg.Health.Notes, Volumes: o.VolumeMetrics,

@@ -523,14 +523,14 @@ func (r *run) unmount(ctx context.Context, mounted bool) {
 		unmount = check.Needed("clientUnmount", "unmount")
 		drain   = check.NeededIf(!r.in.ExitsEarly, "clientDrain", "files closed before the unmount are stored")
 		data    = contentOf(drainSize)
-		wrote   = false
-		failed  error
+		failed  = errors.New("no file was written")
 	)
 	if mounted && r.hung == "" && ctx.Err() == nil {
 		wctx, cancel := context.WithTimeout(ctx, r.in.Timeout)
-		failed = r.put(wctx, "drain", strings.NewReader(data))
+		if failed = r.put(wctx, "drain", strings.NewReader(data)); failed != nil {
+			failed = fmt.Errorf("no file could be written: %w", failed)
+		}
 		cancel()
-		wrote = failed == nil
 	}
 	began := time.Now()
 	uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.in.Timeout+undoBound)
@@ -544,24 +544,20 @@ func (r *run) unmount(ctx context.Context, mounted bool) {
 	default:
 		r.add(unmount.Row(check.Yes, "in "+since(began), ""))
 	}
-	switch {
-	case !wrote && failed != nil:
-		r.add(drain.Row(check.Unknown, "no file could be written: "+check.OneLine(failed), ""))
-		return
-	case !wrote:
-		r.add(drain.Row(check.Unknown, "no file was written", ""))
-		return
-	case err != nil:
-		r.add(drain.Row(check.No, "the unmount failed", ""))
-		return
-	}
 	octx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.in.Timeout)
 	defer cancel()
-	if _, err := r.awaitObject(octx, "drain", data, 0); err != nil {
-		r.add(drain.Row(check.No, check.OneLine(err), "declare the client with drain: unknown"))
-		return
+	switch {
+	case failed != nil:
+		r.add(drain.Row(check.Unknown, check.OneLine(failed), ""))
+	case err != nil:
+		r.add(drain.Row(check.No, "the unmount failed", ""))
+	default:
+		if _, err := r.awaitObject(octx, "drain", data, 0); err != nil {
+			r.add(drain.Row(check.No, check.OneLine(err), "declare the client with drain: unknown"))
+			return
+		}
+		r.add(drain.Row(check.Yes, "", ""))
 	}
-	r.add(drain.Row(check.Yes, "", ""))
 }
 
 // unpublish waits for a publish that is still in flight.
