@@ -112,7 +112,7 @@ func TestSTS_AnswersDecideResults(t *testing.T) {
 		{code("MethodNotAllowed"), No},
 		{errors.New("connection reset"), Unknown},
 	} {
-		if got := asked(Optional("x", "x"), tc.err, "asking"); got.Result != tc.want || (tc.err != nil) != (got.Why != "") {
+		if got := rowOfAnswer(Optional("x", "x"), tc.err, "asking"); got.Result != tc.want || (tc.err != nil) != (got.Why != "") {
 			t.Errorf("%v: %+v", tc.err, got)
 		}
 	}

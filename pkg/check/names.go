@@ -124,8 +124,8 @@ func (r *run) walk(ctx context.Context, in *s3.ListObjectsV2Input) (found []stri
 	return found, fmt.Errorf("the listing of %d objects does not end", len(r.stored))
 }
 
-// differ returns the names of want that a listing lacks or repeats, and its names that no object has.
-func differ(found, want []string) (missing, twice, unknown []string) {
+// compareNames returns the names of want that a listing lacks or repeats, and its names that no object has.
+func compareNames(found, want []string) (missing, twice, unknown []string) {
 	seen := map[string]int{}
 	for _, name := range found {
 		seen[name]++
@@ -149,7 +149,7 @@ func (r *run) pagination(ctx context.Context) error {
 		return err
 	}
 	r.listed = found
-	missing, twice, unknown := differ(found, r.stored)
+	missing, twice, unknown := compareNames(found, r.stored)
 	switch {
 	case len(missing) > 0 && len(twice) > 0 || len(unknown) > 0: // see encoding
 	case len(missing) > 0:
@@ -192,7 +192,7 @@ func (r *run) encoding(context.Context) error {
 	if r.listed == nil {
 		return errNotListed
 	}
-	missing, twice, unknown := differ(r.listed, r.stored)
+	missing, twice, unknown := compareNames(r.listed, r.stored)
 	if len(unknown) > 0 || len(missing) > 0 && len(twice) > 0 {
 		return fmt.Errorf("the listing has %q instead of %q: its encoding (encoding-type=url) is wrong", append(unknown, twice...), missing)
 	}
@@ -216,7 +216,7 @@ func (r *run) directories(ctx context.Context) error {
 		}
 		want[dir] = true
 	}
-	if missing, twice, unknown := differ(found, slices.Sorted(maps.Keys(want))); len(missing)+len(twice)+len(unknown) > 0 {
+	if missing, twice, unknown := compareNames(found, slices.Sorted(maps.Keys(want))); len(missing)+len(twice)+len(unknown) > 0 {
 		return fmt.Errorf("the listing of one directory lacks %q, has %q twice, and %q, which do not exist", missing, twice, unknown)
 	}
 	return nil
@@ -237,7 +237,7 @@ func (r *run) controls(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if missing, _, unknown := differ(found, kept); len(missing)+len(unknown) > 0 {
+	if missing, _, unknown := compareNames(found, kept); len(missing)+len(unknown) > 0 {
 		return fmt.Errorf("objects with the names %q are listed as %q", missing, unknown)
 	}
 	return r.copyAll(ctx, controlDir, kept)

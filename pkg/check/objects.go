@@ -34,12 +34,12 @@ const (
 
 // metadata stores an object twice and compares what HEAD, GET and listings report, as clients do.
 func (r *run) metadata(ctx context.Context) error {
-	return cmp.Or(r.stores(ctx, "metadata", content), r.stores(ctx, "metadata", content+content))
+	return cmp.Or(r.storeAndCompare(ctx, "metadata", content), r.storeAndCompare(ctx, "metadata", content+content))
 }
 
-func (r *run) empty(ctx context.Context) error { return r.stores(ctx, "empty", "") }
+func (r *run) empty(ctx context.Context) error { return r.storeAndCompare(ctx, "empty", "") }
 
-func (r *run) stores(ctx context.Context, name, data string) error {
+func (r *run) storeAndCompare(ctx context.Context, name, data string) error {
 	etag, err := r.send(ctx, r.client, r.putInput(r.prefix+name, data))
 	if err != nil {
 		return backend.Classify(err, "write an object of "+strconv.Itoa(len(data))+" bytes")
@@ -47,11 +47,11 @@ func (r *run) stores(ctx context.Context, name, data string) error {
 	if aws.ToString(etag) == "" {
 		return errors.New("the answer to PutObject has no ETag")
 	}
-	return r.agree(ctx, r.prefix+name, etag, len(data))
+	return r.compareAnswers(ctx, r.prefix+name, etag, len(data))
 }
 
-// agree returns an error unless all requests report the ETag and size of an object, and its time.
-func (r *run) agree(ctx context.Context, key string, etag *string, size int) error {
+// compareAnswers returns an error unless all requests report the ETag and size of an object, and its time.
+func (r *run) compareAnswers(ctx context.Context, key string, etag *string, size int) error {
 	head, err := r.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &r.info.Name, Key: &key, ChecksumMode: types.ChecksumModeEnabled})
 	if err != nil {
 		return backend.Classify(err, "head "+key)
@@ -114,8 +114,8 @@ func (r *run) ranges(ctx context.Context) error {
 	return nil
 }
 
-// holds sends a request about the test object under a condition that holds, and under one that does not.
-func (r *run) holds(ctx context.Context, request func(etag *string) error) error {
+// tryConditions sends a request about the test object under a condition that holds, and under one that does not.
+func (r *run) tryConditions(ctx context.Context, request func(etag *string) error) error {
 	head, err := r.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &r.info.Name, Key: aws.String(r.prefix + objectName)})
 	if err == nil {
 		err = request(head.ETag)
@@ -133,7 +133,7 @@ func (r *run) holds(ctx context.Context, request func(etag *string) error) error
 }
 
 func (r *run) conditionalReads(ctx context.Context) error {
-	return r.holds(ctx, func(etag *string) error {
+	return r.tryConditions(ctx, func(etag *string) error {
 		out, err := r.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &r.info.Name, Key: aws.String(r.prefix + objectName), IfMatch: etag})
 		if err == nil {
 			out.Body.Close()
@@ -143,7 +143,7 @@ func (r *run) conditionalReads(ctx context.Context) error {
 }
 
 func (r *run) conditionalCopies(ctx context.Context) error {
-	return r.holds(ctx, func(etag *string) error { return r.copyTo(ctx, r.prefix+copiesDir+objectName, objectName, etag) })
+	return r.tryConditions(ctx, func(etag *string) error { return r.copyTo(ctx, r.prefix+copiesDir+objectName, objectName, etag) })
 }
 
 // sums is whether parts have checksums in trailers.
@@ -230,7 +230,7 @@ func (u *upload) complete(ctx context.Context, want []byte) error {
 	if aws.ToString(out.ETag) == "" {
 		return warningError{errors.New("the answer to CompleteMultipartUpload has no ETag, so each upload takes another request")}
 	}
-	return u.r.agree(ctx, u.key, out.ETag, len(want))
+	return u.r.compareAnswers(ctx, u.key, out.ETag, len(want))
 }
 
 // multipart uploads an object of two parts, and aborts another upload.

@@ -201,7 +201,7 @@ func dateOf(out *s3.ListBucketsOutput, err error) string {
 func (r *run) bucket(ctx context.Context, what Item) Row {
 	if r.in.Bucket != "" {
 		if err := r.open(ctx, r.in.Bucket); err != nil {
-			return r.located(ctx, what.Row(No, OneLine(err), ""), err, r.in.Bucket)
+			return r.withLocation(ctx, what.Row(No, OneLine(err), ""), err, r.in.Bucket)
 		}
 		r.noBucket = ""
 		return what.Row(Yes, fmt.Sprintf("test objects in bucket %s are below %s and are deleted", r.info.Name, r.prefix), "")
@@ -229,8 +229,8 @@ func (r *run) open(ctx context.Context, name string) error {
 	return err
 }
 
-// located adds the setting that locates a bucket, if an error is about that: the other addressing if a listing works with it, or the region.
-func (r *run) located(ctx context.Context, row Row, err error, bucket string) Row {
+// withLocation adds the setting that locates a bucket, if an error is about that: the other addressing if a listing works with it, or the region.
+func (r *run) withLocation(ctx context.Context, row Row, err error, bucket string) Row {
 	switch backend.ErrorCode(err) {
 	case "PermanentRedirect", "TemporaryRedirect", "MovedPermanently", "AuthorizationHeaderMalformed", "InvalidRegion",
 		"IllegalLocationConstraintException", "InvalidLocationConstraint":
@@ -238,22 +238,22 @@ func (r *run) located(ctx context.Context, row Row, err error, bucket string) Ro
 	case "SecondLevelDomainForbidden":
 		return row.with(settingVirtual)
 	}
-	if r.be.AWS() || r.addressed(ctx, r.be, bucket) {
+	if r.be.AWS() || r.listsBucket(ctx, r.be, bucket) {
 		return row
 	}
 	other, setting := r.be, settingVirtual
 	if other.PathStyle = !other.PathStyle; other.PathStyle {
 		setting = settingPath
 	}
-	if r.addressed(ctx, other, bucket) {
+	if r.listsBucket(ctx, other, bucket) {
 		return row.with(setting)
 	}
 	return row
 }
 
-// addressed reports whether the service lists a bucket of that name, or knows that there is none. One that looks for it elsewhere lists
+// listsBucket reports whether the service lists a bucket of that name, or knows that there is none. One that looks for it elsewhere lists
 // something else.
-func (r *run) addressed(ctx context.Context, be backend.Backend, bucket string) bool {
+func (r *run) listsBucket(ctx context.Context, be backend.Backend, bucket string) bool {
 	client, err := r.in.Clients.S3(ctx, be, r.keys, "")
 	if err != nil {
 		return false
@@ -304,7 +304,7 @@ func (r *run) create(ctx context.Context, what Item) Row {
 	}
 	row := what.Row(No, OneLine(backend.Classify(err, "create bucket "+name)),
 		"volumes with bucketName do not need it; use --bucket to check the rest in an existing bucket")
-	return r.located(ctx, row, err, name)
+	return r.withLocation(ctx, row, err, name)
 }
 
 // cleanUp removes what was written, even if ctx has ended, and reports what is left.

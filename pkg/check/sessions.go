@@ -57,8 +57,8 @@ func bounded(try func(context.Context, Item) Row) func(context.Context, Item) Ro
 	}
 }
 
-// asked returns the row for a response: yes if the action worked, unknown if it exists, no otherwise.
-func asked(what Item, err error, doing string) Row {
+// rowOfAnswer returns the row for a response: yes if the action worked, unknown if it exists, no otherwise.
+func rowOfAnswer(what Item, err error, doing string) Row {
 	if err == nil {
 		return what.Row(Yes, "", "")
 	}
@@ -85,7 +85,7 @@ func isInput(code string) bool {
 
 func (r *run) callerIdentity(ctx context.Context, what Item) Row {
 	out, err := r.sts.GetCallerIdentity(ctx, &sts.GetCallerIdentityInput{})
-	row := asked(what, err, "get the caller's identity")
+	row := rowOfAnswer(what, err, "get the caller's identity")
 	if code := backend.ErrorCode(err); isInput(code) && code != "InvalidClientTokenId" && !strings.HasPrefix(code, "ExpiredToken") {
 		r.odd, row.Result = code, No // it has no input to reject
 		row.Why = OneLine(backend.Classify(err, "get the caller's identity"))
@@ -107,11 +107,11 @@ func (r *run) assumeRole(ctx context.Context, what Item) Row {
 		return what.Row(Unknown, "the backend has no controllerRoleARN", "")
 	}
 	_, err := r.sts.AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: &role, RoleSessionName: aws.String(sessionName)})
-	row := asked(what, err, "assume a role")
+	row := rowOfAnswer(what, err, "assume a role")
 	if err != nil {
 		return row
 	}
-	r.works(credentials.AssumeRole, role)
+	r.noteOrder(credentials.AssumeRole, role)
 	row.Why = "role " + role
 	if role == "" {
 		row.Why = "without a role (roleOptional)"
@@ -119,8 +119,8 @@ func (r *run) assumeRole(ctx context.Context, what Item) Row {
 	return r.undeclared(row, credentials.AssumeRole)
 }
 
-// works records an order that worked.
-func (r *run) works(kind credentials.Kind, role string) {
+// noteOrder records an order that worked.
+func (r *run) noteOrder(kind credentials.Kind, role string) {
 	if r.order.IsZero() {
 		r.order = credentials.Order{Kind: kind, Keys: r.keys, RoleARN: role, Name: sessionName, Backend: r.be.String()}
 	}
@@ -161,7 +161,7 @@ func (r *run) webIdentity(ctx context.Context, what Item) Row {
 		return what.Row(Unknown, "the service has it; the first volume with credentials: workload shows whether it accepts your cluster's tokens: "+
 			""+OneLine(backend.Classify(err, "exchange a token with an invalid signature")), "")
 	}
-	return asked(what, err, "exchange a token with an invalid signature")
+	return rowOfAnswer(what, err, "exchange a token with an invalid signature")
 }
 
 func (r *run) federationToken(ctx context.Context, what Item) Row {
@@ -170,9 +170,9 @@ func (r *run) federationToken(ctx context.Context, what Item) Row {
 	}
 	_, err := r.sts.GetFederationToken(ctx, &sts.GetFederationTokenInput{Name: aws.String(sessionName),
 		DurationSeconds: aws.Int32(int32(time.Hour / time.Second))})
-	row := asked(what, err, "get a federation token")
+	row := rowOfAnswer(what, err, "get a federation token")
 	if err == nil {
-		r.works(credentials.FederationToken, "")
+		r.noteOrder(credentials.FederationToken, "")
 		row = r.undeclared(row, credentials.FederationToken)
 	} else if r.odd != "" && backend.ErrorCode(err) == r.odd {
 		row.Result, row.Why = No, OneLine(backend.Classify(err, "get a federation token"))
@@ -193,7 +193,7 @@ func (r *run) leastSession(ctx context.Context, what Item) Row {
 		d    time.Duration
 		text string
 	}{{time.Second, "1s"}, {10 * time.Second, "10s"}, {time.Minute, "1m"}, {5 * time.Minute, "5m"}, {15 * time.Minute, "15m"}, {time.Hour, "1h"}} {
-		if last = r.lasting(ctx, try.d); last == nil {
+		if last = r.makeSession(ctx, try.d); last == nil {
 			return what.Row(Yes, try.text+" is possible; a volume's sessionDuration can be as short", "")
 		}
 		if backend.ErrorCode(last) == "" {
@@ -203,7 +203,7 @@ func (r *run) leastSession(ctx context.Context, what Item) Row {
 	return failed(what, last, "get sessions of different durations")
 }
 
-func (r *run) lasting(ctx context.Context, d time.Duration) error {
+func (r *run) makeSession(ctx context.Context, d time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, stsBound)
 	defer cancel()
 	seconds := aws.Int32(int32(d / time.Second))

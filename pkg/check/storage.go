@@ -191,7 +191,7 @@ func (r *run) objects(ctx context.Context, what Item) Row {
 	}
 	if err != nil {
 		r.noObject = "no object could be stored and read"
-		return r.located(ctx, what.Row(No, OneLine(backend.Classify(err, "write and read "+key)), ""), err, r.info.Name)
+		return r.withLocation(ctx, what.Row(No, OneLine(backend.Classify(err, "write and read "+key)), ""), err, r.info.Name)
 	}
 	return what.Row(Yes, "", "")
 }
