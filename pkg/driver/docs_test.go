@@ -63,12 +63,12 @@ SIGTERM, 1 for all other errors.
 		title string
 		add   func(*pflag.FlagSet)
 	}{
-		{"Modes all, controller and node", o.Common.AddFlags},
-		{"Modes all and controller", o.Controller.AddFlags},
-		{"Modes all and node", o.Node.AddFlags},
-		{"Mode check", o.Check.AddFlags},
-		{"Mode status", o.Status.AddFlags},
-		{"Mode volumes", o.Volumes.AddFlags},
+		{"Modes all, controller and node", o.Common.addFlags},
+		{"Modes all and controller", o.Controller.addFlags},
+		{"Modes all and node", o.Node.addFlags},
+		{"Mode check", o.Check.addFlags},
+		{"Mode status", o.Status.addFlags},
+		{"Mode volumes", o.Volumes.addFlags},
 	} {
 		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 		fs.SortFlags = false
@@ -87,11 +87,11 @@ SIGTERM, 1 for all other errors.
 		b.WriteString("\n")
 	}
 	fmt.Fprintf(&b, "Mode [check](../how-to/check.md) also takes, with the same meaning: %s. The default of `--v` is 0. The exit code is 1 if something that the "+
-		"driver needs is missing.\n\n", strings.Join(sharedWith(ModeCheck, new(CheckOptions).AddFlags), ", "))
-	fmt.Fprintf(&b, "Mode [status](../how-to/status.md) also takes: %s.\n\n", strings.Join(sharedWith(ModeStatus, new(StatusOptions).AddFlags), ", "))
+		"driver needs is missing.\n\n", strings.Join(sharedWith(ModeCheck, new(CheckOptions).addFlags), ", "))
+	fmt.Fprintf(&b, "Mode [status](../how-to/status.md) also takes: %s.\n\n", strings.Join(sharedWith(ModeStatus, new(StatusOptions).addFlags), ", "))
 	fmt.Fprintf(&b, "Mode [volumes](../how-to/status.md#the-volumes-of-a-cluster) also takes: %s. The exit code is 1 if a backend or a bucket could not be "+
 		"read.\n\n",
-		strings.Join(sharedWith(ModeVolumes, new(VolumesOptions).AddFlags), ", "))
+		strings.Join(sharedWith(ModeVolumes, new(VolumesOptions).addFlags), ", "))
 	fmt.Fprintf(&b, `## Variables without a flag
 
 They configure the backend `+"`default`"+` if the config file does not declare it.

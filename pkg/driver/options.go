@@ -78,8 +78,7 @@ type CommonOptions struct {
 	Version         bool
 }
 
-// AddFlags registers the options on fs with their defaults.
-func (o *CommonOptions) AddFlags(fs *pflag.FlagSet) {
+func (o *CommonOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Endpoint, "endpoint", "unix:///csi/csi.sock", "address of the CSI services: unix:///path, or tcp://127.0.0.1:port (loopback only, "+
 		"because the protocol has no authentication)")
 	fs.StringVar(&o.DriverName, "driver-name", "s3.csi.driver", "name of the CSI driver in StorageClasses and PersistentVolumes; at most 63 letters, digits, "+
@@ -113,8 +112,7 @@ type ControllerOptions struct {
 	CopyWorkers     int
 }
 
-// AddFlags registers the options on fs with their defaults.
-func (o *ControllerOptions) AddFlags(fs *pflag.FlagSet) {
+func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ClusterID, "cluster-id", "", "distinguishes this cluster's volumes from those of other clusters in the same bucket; must not change "+
 		"while volumes exist; at most 63 letters, digits, dots, dashes and underscores")
 	fs.IntVar(&o.DeletionWorkers, "deletion-workers", 4, "number of volumes that are emptied concurrently, 1 to 64")
@@ -136,12 +134,12 @@ func (o *Options) Flags(mode Mode) *pflag.FlagSet {
 		o.commandFlags(mode, fs)
 		return fs
 	}
-	o.Common.AddFlags(fs)
+	o.Common.addFlags(fs)
 	if mode.Controller() {
-		o.Controller.AddFlags(fs)
+		o.Controller.addFlags(fs)
 	}
 	if mode.Node() {
-		o.Node.AddFlags(fs)
+		o.Node.addFlags(fs)
 	}
 	return fs
 }

@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"errors"
 	"strings"
 	"time"
 
@@ -32,8 +31,7 @@ type CheckOptions struct {
 	SessionDuration time.Duration
 }
 
-// AddFlags registers the options on fs with their defaults.
-func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
+func (o *CheckOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Backend, "backend", "", "backend to check; default: all that the config file declares")
 	fs.StringVar(&o.Bucket, "bucket", "", "existing bucket in which objects below .s3-csi/check/ are created and then deleted; default: nothing is created")
 	fs.BoolVar(&o.CreateBucket, "create-bucket", false, "create a bucket for each backend, check with it, and delete it")
@@ -53,15 +51,11 @@ func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
 }
 
 func (o *CheckOptions) validate(c *checker) {
-	if o.Backend != "" {
-		c.check("backend", volume.ValidateBackendName(o.Backend))
-	}
-	if o.Bucket != "" {
-		c.check("bucket", volume.CheckBucketName(o.Bucket))
-	}
-	c.check("create-bucket", without(o.CreateBucket && o.Bucket != "", "cannot be combined with --bucket"))
-	c.check("role", without((o.RoleARN == "") != (o.TokenFile == ""), "and --token-file need each other"))
-	c.check("prefix", without(o.Prefix != "" && (o.RoleARN == "" && o.Client == "" || o.Bucket == ""), "needs --role or --client, and --bucket"))
+	c.check("backend", optional(volume.ValidateBackendName, o.Backend))
+	c.check("bucket", optional(volume.CheckBucketName, o.Bucket))
+	c.check("create-bucket", wrongIf(o.CreateBucket && o.Bucket != "", "cannot be combined with --bucket"))
+	c.check("role", wrongIf((o.RoleARN == "") != (o.TokenFile == ""), "and --token-file need each other"))
+	c.check("prefix", wrongIf(o.Prefix != "" && (o.RoleARN == "" && o.Client == "" || o.Bucket == ""), "needs --role or --client, and --bucket"))
 	_, err := o.ParseMountOptions()
 	c.check("mount-options", err)
 	o.validateClient(c)
@@ -77,26 +71,18 @@ func (o *CheckOptions) ParseMountOptions() ([]volume.Option, error) {
 }
 
 func (o *CheckOptions) validateClient(c *checker) {
-	c.check("step-timeout", without(o.StepTimeout < time.Second || o.StepTimeout > time.Hour, "must be between 1s and 1h"))
+	c.check("step-timeout", wrongIf(o.StepTimeout < time.Second || o.StepTimeout > time.Hour, "must be between 1s and 1h"))
 	if o.Client == "" {
-		c.check("step-timeout", without(o.StepTimeout != defaultStepTimeout, "needs --client"))
-		c.check("session-duration", without(o.SessionDuration != 0, "needs --client"))
+		c.check("step-timeout", wrongIf(o.StepTimeout != defaultStepTimeout, "needs --client"))
+		c.check("session-duration", wrongIf(o.SessionDuration != 0, "needs --client"))
 		return
 	}
-	c.check("session-duration", without(o.SessionDuration != 0 && (o.SessionDuration < volume.MinSessionDuration ||
+	c.check("session-duration", wrongIf(o.SessionDuration != 0 && (o.SessionDuration < volume.MinSessionDuration ||
 		o.SessionDuration > volume.MaxSessionDuration || o.SessionDuration%time.Second != 0),
 		"must be whole seconds, from 1s to 36h"))
 	c.check("client", client.CheckName(o.Client))
-	c.check("client", without(o.Bucket == "", "needs --bucket"))
-	c.check("client", without(o.CreateBucket, "cannot be combined with --create-bucket"))
-	c.check("client", without(o.RoleARN != "", "cannot be combined with --role"))
-	c.check("client", without(o.Node, "cannot be combined with --node: run the checks one after the other"))
-}
-
-// without returns an error with the text if wrong is true.
-func without(wrong bool, text string) error {
-	if wrong {
-		return errors.New(text)
-	}
-	return nil
+	c.check("client", wrongIf(o.Bucket == "", "needs --bucket"))
+	c.check("client", wrongIf(o.CreateBucket, "cannot be combined with --create-bucket"))
+	c.check("client", wrongIf(o.RoleARN != "", "cannot be combined with --role"))
+	c.check("client", wrongIf(o.Node, "cannot be combined with --node: run the checks one after the other"))
 }

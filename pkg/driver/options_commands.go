@@ -22,8 +22,7 @@ type StatusOptions struct {
 	ClientOutput bool
 }
 
-// AddFlags registers the options on fs with their defaults.
-func (o *StatusOptions) AddFlags(fs *pflag.FlagSet) {
+func (o *StatusOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVarP(&o.Output, "output", "o", OutputText, "output format: text, json, or name (the names of mounts)")
 	fs.StringVar(&o.Pod, "pod", "", "pod whose mounts are shown, as namespace/name; default: all")
 	fs.BoolVar(&o.ClientOutput, "client-output", false, "with the output text, also show the end of each client's output")
@@ -40,8 +39,7 @@ type VolumesOptions struct {
 	All     bool
 }
 
-// AddFlags registers the options on fs with their defaults.
-func (o *VolumesOptions) AddFlags(fs *pflag.FlagSet) {
+func (o *VolumesOptions) addFlags(fs *pflag.FlagSet) {
 	outputFlag(fs, &o.Output)
 	fs.StringVar(&o.Backend, "backend", "", "backend whose volumes are shown; default: all that the config file declares")
 	fs.BoolVar(&o.All, "all", false, "also show ready snapshots, the records of deleted volumes and snapshots, and reserved names")
@@ -49,9 +47,7 @@ func (o *VolumesOptions) AddFlags(fs *pflag.FlagSet) {
 
 func (o *VolumesOptions) validate(c *checker) {
 	checkOutput(c, o.Output)
-	if o.Backend != "" {
-		c.check("backend", volume.ValidateBackendName(o.Backend))
-	}
+	c.check("backend", optional(volume.ValidateBackendName, o.Backend))
 }
 
 func outputFlag(fs *pflag.FlagSet, to *string) {
@@ -68,19 +64,19 @@ func (o *Options) commandFlags(mode Mode, fs *pflag.FlagSet) {
 	shared := []string{"logging-format", "v", "version"}
 	switch mode {
 	case ModeCheck:
-		o.Check.AddFlags(fs)
+		o.Check.addFlags(fs)
 		shared = append(shared, "config", "state-dir", "cache-dir", "client-dir", "default-client", "launcher", "node-dns", "host-dir", "uid-range", "allow-isolated")
 	case ModeStatus:
-		o.Status.AddFlags(fs)
+		o.Status.addFlags(fs)
 		shared = append(shared, "state-dir")
 	case ModeVolumes:
-		o.Volumes.AddFlags(fs)
+		o.Volumes.addFlags(fs)
 		shared = append(shared, "config", "driver-name", "cluster-id")
 	}
 	others := pflag.NewFlagSet("", pflag.ContinueOnError)
-	o.Common.AddFlags(others)
-	o.Controller.AddFlags(others)
-	o.Node.AddFlags(others)
+	o.Common.addFlags(others)
+	o.Controller.addFlags(others)
+	o.Node.addFlags(others)
 	_ = others.Set("v", "0") // only the result is printed
 	others.Lookup("v").DefValue = "0"
 	others.VisitAll(func(f *pflag.Flag) {

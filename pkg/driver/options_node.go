@@ -59,8 +59,7 @@ type NodeOptions struct {
 	VolumeMetrics     bool
 }
 
-// AddFlags registers the options on fs with their defaults.
-func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
+func (o *NodeOptions) addFlags(fs *pflag.FlagSet) {
 	o.UIDs = UIDRange{First: 2000000, Last: 2065535}
 	o.MemoryLimit, o.SliceMemoryLimit = Memory{Bytes: 1 << 30}, Memory{Percent: 50}
 	o.LingerMaxMemory = Memory{Percent: 10}
@@ -125,27 +124,18 @@ func (o *NodeOptions) validate(c *checker) {
 	if o.HangTimeout != 0 {
 		c.check("hang-timeout", checkRange(o.HangTimeout, time.Second, 24*time.Hour))
 	}
-	if o.PodClients && !o.Heal {
-		c.check("pod-clients", errors.New("it needs --heal, with which the driver shows a client's file system in running containers"))
-	}
-	if o.LingerMaxMounts < 0 {
-		c.check("linger-max-mounts", fmt.Errorf("%d is negative; 0 means that no mount lingers", o.LingerMaxMounts))
-	}
-	if o.UsageMaxRequests < 0 {
-		c.check("usage-max-requests", fmt.Errorf("%d is negative; 0 means that nothing is measured", o.UsageMaxRequests))
-	}
-	if o.CPUWeight > volume.MaxCPUWeight {
-		c.check("cpu-weight", fmt.Errorf("%d is not between 1 and %d", o.CPUWeight, volume.MaxCPUWeight))
-	}
-	if o.TasksMax != 0 && (o.TasksMax < volume.MinTasksMax || o.TasksMax > volume.MaxTasksMax) {
-		c.check("tasks-max", fmt.Errorf("%d is not between %d and %d", o.TasksMax, volume.MinTasksMax, volume.MaxTasksMax))
-	}
+	c.check("pod-clients", wrongIf(o.PodClients && !o.Heal, "it needs --heal, with which the driver shows a client's file system in running containers"))
+	c.check("linger-max-mounts", wrongIf(o.LingerMaxMounts < 0, "%d is negative; 0 means that no mount lingers", o.LingerMaxMounts))
+	c.check("usage-max-requests", wrongIf(o.UsageMaxRequests < 0, "%d is negative; 0 means that nothing is measured", o.UsageMaxRequests))
+	c.check("cpu-weight", wrongIf(o.CPUWeight > volume.MaxCPUWeight, "%d is not between 1 and %d", o.CPUWeight, volume.MaxCPUWeight))
+	c.check("tasks-max", wrongIf(o.TasksMax != 0 && (o.TasksMax < volume.MinTasksMax || o.TasksMax > volume.MaxTasksMax), "%d is not between %d and %d",
+		o.TasksMax, volume.MinTasksMax, volume.MaxTasksMax))
 }
 
 // ChosenLimits returns the flags of limits that differ from the defaults and need a launcher that enforces limits.
 func (o *NodeOptions) ChosenLimits() []string {
 	var byDefault NodeOptions
-	byDefault.AddFlags(pflag.NewFlagSet("", pflag.ContinueOnError))
+	byDefault.addFlags(pflag.NewFlagSet("", pflag.ContinueOnError))
 	var chosen []string
 	for _, l := range []struct {
 		flag   string

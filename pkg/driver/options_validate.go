@@ -55,6 +55,14 @@ func optional(check func(string) error, value string) error {
 	return check(value)
 }
 
+// wrongIf returns an error with the text if a value is wrong.
+func wrongIf(wrong bool, format string, args ...any) error {
+	if wrong {
+		return fmt.Errorf(format, args...)
+	}
+	return nil
+}
+
 func checkAbsolute(path string) error {
 	switch {
 	case !filepath.IsAbs(path):
