@@ -117,17 +117,9 @@ func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 
 func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (provision.CreateRequest, error) {
 	v := provision.CreateRequest{Name: req.GetName(), Namespace: req.GetParameters()[claimNamespaceKey]}
-	if err := checkCapabilities(req.GetVolumeCapabilities()); err != nil {
-		return v, err
-	}
-	if err := checkMap("parameters", req.GetParameters()); err != nil {
-		return v, err
-	}
-	if _, err := mutableOf(req.GetMutableParameters()); err != nil {
-		return v, err
-	}
+	_, mutableErr := mutableOf(req.GetMutableParameters())
 	capacity, err := capacityOf(req.GetCapacityRange())
-	if err != nil {
+	if err = cmp.Or(checkCapabilities(req.GetVolumeCapabilities()), checkMap("parameters", req.GetParameters()), mutableErr, err); err != nil {
 		return v, err
 	}
 	if v.Parameters, err = volume.ParseParameters(withMutable(req.GetParameters(), req.GetMutableParameters()), v.Name); err != nil {
@@ -261,10 +253,8 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 			return nil, err
 		}
 	}
-	for field, m := range map[string]map[string]string{"volume_context": req.GetVolumeContext(), "parameters": req.GetParameters()} {
-		if err := checkMap(field, m); err != nil {
-			return nil, err
-		}
+	if err := cmp.Or(checkMap("volume_context", req.GetVolumeContext()), checkMap("parameters", req.GetParameters())); err != nil {
+		return nil, err
 	}
 	r, unreadable := c.read(req)
 	id, err := volume.ParseID(handle)

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -16,20 +17,16 @@ import (
 // to do.
 func (c *Controller) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	handle := req.GetVolumeId()
-	if err := checkVolumeID(handle); err != nil {
-		return nil, err
-	}
 	size := provision.Change{Required: req.GetCapacityRange().GetRequiredBytes(), Limit: req.GetCapacityRange().GetLimitBytes()}
+	_, err := capacityOf(req.GetCapacityRange())
 	if size.Required == 0 && size.Limit == 0 {
-		return nil, fault.Field("capacity_range", "is missing")
+		err = fault.Field("capacity_range", "is missing")
 	}
-	if _, err := capacityOf(req.GetCapacityRange()); err != nil {
+	if c := req.GetVolumeCapability(); c != nil {
+		err = cmp.Or(err, checkMountCapability(capabilityField, c))
+	}
+	if err = cmp.Or(checkVolumeID(handle), err); err != nil {
 		return nil, err
-	}
-	if req.GetVolumeCapability() != nil {
-		if err := checkMountCapability(capabilityField, req.GetVolumeCapability()); err != nil {
-			return nil, err
-		}
 	}
 	capacity, err := c.modify(ctx, handle, req.GetSecrets(), size)
 	if err != nil {

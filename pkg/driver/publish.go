@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"regexp"
 	"strings"
 
@@ -62,16 +63,11 @@ func (p *publication) parse(driverName string, inline bool, req *csi.NodePublish
 
 // checkPublish checks what all publications have in common. The target is set if the request has a valid one.
 func checkPublish(req *csi.NodePublishVolumeRequest) (target string, err error) {
-	if err := checkVolumeID(req.GetVolumeId()); err != nil {
+	target, err = cleanPath("target_path", req.GetTargetPath())
+	if err := cmp.Or(checkVolumeID(req.GetVolumeId()), err); err != nil {
 		return "", err
 	}
-	if target, err = cleanPath("target_path", req.GetTargetPath()); err != nil {
-		return "", err
-	}
-	if err := checkMountCapability(capabilityField, req.GetVolumeCapability()); err != nil {
-		return target, err
-	}
-	return target, checkMap("volume_context", req.GetVolumeContext())
+	return target, cmp.Or(checkMountCapability(capabilityField, req.GetVolumeCapability()), checkMap("volume_context", req.GetVolumeContext()))
 }
 
 // flagsField is the name of the mount flags in errors.

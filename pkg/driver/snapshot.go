@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -43,14 +44,8 @@ func (c *Controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 
 func (c *Controller) parseSnapshot(req *csi.CreateSnapshotRequest) (s provision.SnapshotRequest, err error) {
 	s.Name, s.Namespace = req.GetName(), req.GetParameters()[snapshotNamespaceKey]
-	if err := volume.CheckName(s.Name); err != nil {
-		return s, err
-	}
 	handle := req.GetSourceVolumeId()
-	if err := checkID("source_volume_id", handle); err != nil {
-		return s, err
-	}
-	if err := checkMap("parameters", req.GetParameters()); err != nil {
+	if err := cmp.Or(volume.CheckName(s.Name), checkID("source_volume_id", handle), checkMap("parameters", req.GetParameters())); err != nil {
 		return s, err
 	}
 	if s.Source, err = volume.ParseID(handle); err != nil {
