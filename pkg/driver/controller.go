@@ -343,15 +343,8 @@ func (c *Controller) lookup(ctx context.Context, id volume.ID, secrets map[strin
 // lookupStatic looks for the bucket of a static volume. Nodes may have other credentials for it than the controller, so a refusal of the
 // service says nothing about the volume.
 func (c *Controller) lookupStatic(ctx context.Context, id volume.ID, secrets map[string]string) error {
-	b, err := c.backends.Backend(id.Backend)
+	b, secret, err := c.readSecret(id.Backend, secrets)
 	if err != nil {
-		return err
-	}
-	secret, claims, err := readSecret(secrets)
-	if err != nil {
-		return err
-	}
-	if err := c.backends.CheckClaims(b.Name, claims); err != nil {
 		return err
 	}
 	if b.ControllerCredentials != credentials.SourceSecret {
@@ -384,17 +377,22 @@ func about(id volume.ID, secret provision.Secret) provision.DeleteRequest {
 	return provision.DeleteRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN}
 }
 
-// secret returns the controller's credentials for a backend. The backend's configuration decides about the source, not whether a secret is present.
-func (c *Controller) secret(backendName string, secrets map[string]string) (provision.Secret, error) {
-	b, err := c.backends.Backend(backendName)
-	if err != nil {
-		return provision.Secret{}, err
+// readSecret returns a backend and what a request's secrets hold, which must not contradict it.
+func (c *Controller) readSecret(backendName string, secrets map[string]string) (b backend.Backend, secret provision.Secret, err error) {
+	if b, err = c.backends.Backend(backendName); err != nil {
+		return b, secret, err
 	}
 	secret, claims, err := readSecret(secrets)
-	if err != nil {
-		return provision.Secret{}, err
+	if err == nil {
+		err = c.backends.CheckClaims(b.Name, claims)
 	}
-	if err := c.backends.CheckClaims(b.Name, claims); err != nil {
+	return b, secret, err
+}
+
+// secret returns the controller's credentials for a backend. The backend's configuration decides about the source, not whether a secret is present.
+func (c *Controller) secret(backendName string, secrets map[string]string) (provision.Secret, error) {
+	b, secret, err := c.readSecret(backendName, secrets)
+	if err != nil {
 		return provision.Secret{}, err
 	}
 	ok := !secret.Keys.IsZero()
@@ -404,11 +402,10 @@ func (c *Controller) secret(backendName string, secrets map[string]string) (prov
 			"the StorageClass)", b.Name)
 	}
 	if !ok && b.ControllerCredentials == credentials.SourceSecret {
-		return provision.Secret{}, fault.Errorf(fault.Precondition, "backend %[1]q takes the controller's credentials from the request's secret, but the "+
-			"request has none: "+
-			"give the volume a secret with %[2]s and %[3]s (in Kubernetes: csi.storage.k8s.io/provisioner-secret-name and -namespace of the StorageClass; for a "+
-			"deletion, "+
-			"the secret in the PersistentVolume's annotation volume.kubernetes.io/provisioner-deletion-secret-name may have been deleted: create it again)",
+		return provision.Secret{}, fault.Errorf(fault.Precondition, "backend %[1]q takes the controller's credentials from the request's secret, "+
+			"but the request has none: give the volume a secret with %[2]s and %[3]s (in Kubernetes: csi.storage.k8s.io/provisioner-secret-name "+
+			"and -namespace of the StorageClass; for a deletion, the secret in the PersistentVolume's annotation "+
+			"volume.kubernetes.io/provisioner-deletion-secret-name may have been deleted: create it again)",
 			b.Name, credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey)
 	}
 	return secret, nil
