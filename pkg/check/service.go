@@ -309,27 +309,32 @@ func (r *run) create(ctx context.Context, what Item) Row {
 
 // cleanUp removes what was written, even if ctx has ended, and reports what is left.
 func (r *run) cleanUp(ctx context.Context) {
-	interrupted := ctx.Err() != nil
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
-	defer cancel()
-	err := r.remove(ctx)
-	if interrupted {
-		// The service may still carry out an interrupted request.
-		select {
-		case <-time.After(straggling):
-			err = r.remove(ctx)
-		case <-ctx.Done():
-		}
+	err := RemoveAll(ctx, cleanupBound, ctx.Err() != nil, r.remove)
+	if err == nil {
+		return
 	}
 	left := "below " + r.prefix + " in bucket " + r.info.Name
 	if r.made {
 		left = "bucket " + r.info.Name
 	}
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cleanup after check failed", "left", left)
-		what := Needed("removed", "the check deletes everything that it creates")
-		r.rows = append(r.rows, what.Row(No, OneLine(backend.Classify(err, "delete the test objects")), "delete it manually: "+left))
+	klog.FromContext(ctx).Error(err, "Cleanup after check failed", "left", left)
+	what := Needed("removed", "the check deletes everything that it creates")
+	r.rows = append(r.rows, what.Row(No, OneLine(backend.Classify(err, "delete the test objects")), "delete it manually: "+left))
+}
+
+// RemoveAll calls remove, also after ctx has ended. After an interrupt, it calls it again: the service may still carry out requests.
+func RemoveAll(ctx context.Context, bound time.Duration, interrupted bool, remove func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), bound)
+	defer cancel()
+	err := remove(ctx)
+	if interrupted {
+		select {
+		case <-time.After(straggling):
+			err = remove(ctx)
+		case <-ctx.Done():
+		}
 	}
+	return err
 }
 
 // remove removes what was written, and the bucket if the check created it.

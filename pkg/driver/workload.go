@@ -1,8 +1,6 @@
 package driver
 
 import (
-	"encoding/base64"
-	"encoding/json"
 	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -61,18 +59,10 @@ func (p *publication) readWorkload(secrets, context map[string]string) error {
 // subjectOf returns the namespace and the name of the service account in a token (Kubernetes, "Managing Service Accounts"; RFC 7519,
 // section 4.1.2). ok is false if the token cannot be parsed. The token service verifies tokens, the driver does not.
 func subjectOf(token string) (namespace, account string, ok bool) {
-	parts := strings.Split(token, ".")
-	if len(parts) != 3 {
-		return "", "", false
-	}
-	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil {
-		return "", "", false
-	}
 	var claims struct {
 		Subject string `json:"sub"`
 	}
-	if json.Unmarshal(payload, &claims) != nil {
+	if !credentials.ReadClaims(token, &claims) {
 		return "", "", false
 	}
 	rest, ok := strings.CutPrefix(claims.Subject, "system:serviceaccount:")

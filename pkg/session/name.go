@@ -1,7 +1,6 @@
 package session
 
 import (
-	"encoding/base64"
 	"encoding/json"
 	"io"
 	"os"
@@ -76,18 +75,10 @@ func ReadToken(path string) (string, error) {
 // audiences returns a token's audiences (RFC 7519, section 4.1.3: a string or a list). It verifies nothing: the result only
 // decides which services do not get the token.
 func audiences(token string) []string {
-	parts := strings.Split(token, ".")
-	if len(parts) != 3 {
-		return nil
-	}
-	payload, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(parts[1], "="))
-	if err != nil {
-		return nil
-	}
 	var claims struct {
 		Audience json.RawMessage `json:"aud"`
 	}
-	if json.Unmarshal(payload, &claims) != nil {
+	if !credentials.ReadClaims(token, &claims) {
 		return nil
 	}
 	var one string

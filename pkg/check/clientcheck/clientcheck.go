@@ -25,7 +25,6 @@ const (
 	undoBound   = 25 * time.Second // how long a publish that failed may take to clean up, beyond the bound of a step
 	removeBound = 30 * time.Second // bounds the removal of the objects, which also happens after an interrupt
 	remoteBound = time.Second      // how long to wait for an object of another writer to appear in the mount
-	straggling  = time.Second      // how long to wait for the service to carry out requests of a client that was killed
 	poll        = 50 * time.Millisecond
 	slowest     = 4 << 20 // the least rate at which a large file is written, read and stored, in bytes per second
 	// drainSize is the size of the file that is closed right before the unmount, and offsetSize that of the one that is read at an offset.
@@ -596,18 +595,8 @@ var errLeft = errors.New("something is left")
 
 // remove removes the objects. It adds a row only if that fails.
 func (r *run) remove(ctx context.Context, mounted bool) {
-	stopped := ctx.Err() != nil || r.hung != "" || !mounted
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeBound)
-	defer cancel()
-	err := r.in.Objects.Remove(ctx)
-	if stopped && mounted {
-		select {
-		case <-time.After(straggling):
-			err = r.in.Objects.Remove(ctx)
-		case <-ctx.Done():
-		}
-	}
-	if err != nil {
+	stopped := mounted && (ctx.Err() != nil || r.hung != "")
+	if err := check.RemoveAll(ctx, removeBound, stopped, r.in.Objects.Remove); err != nil {
 		r.add(NotRemoved(err))
 	}
 }
