@@ -62,7 +62,8 @@ func (d Document) Names(w io.Writer) error {
 func (d Document) Text(w io.Writer, output bool) error {
 	t := table.New("MOUNT", "STATE", "CLIENT", "VERSION", "VOLUME", "PV", "PODS", "SESSION", "MEMORY", "UPLOADS")
 	for _, m := range d.Mounts {
-		t.Row(m.Name, d.state(m.State, m.Since), m.Client.Name, m.Client.Version, m.VolumeID, first(m.volumes()), m.pods(), d.session(m), memory(m.Memory), uploads(m.Uploads))
+		t.Row(m.Name, d.state(m.State, m.Since), m.Client.Name, m.Client.Version, m.VolumeID, first(m.volumes()), m.pods(), d.session(m), memory(m.Memory),
+			uploads(m.Uploads))
 		for _, p := range m.Problems {
 			t.Note(d.problem(p))
 		}
