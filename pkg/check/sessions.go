@@ -159,7 +159,7 @@ func (r *run) webIdentity(ctx context.Context, what Item) Row {
 			"your cluster's", ""), credentials.WebIdentity)
 	case "InvalidParameterValue": // MinIO's, of a role that no identity provider is configured for, and of a token
 		return what.Row(Unknown, "the service has it; the first volume with credentials: workload shows whether it accepts your cluster's tokens: "+
-			""+OneLine(backend.Classify(err, "exchange a token with an invalid signature")), "")
+			OneLine(backend.Classify(err, "exchange a token with an invalid signature")), "")
 	}
 	return rowOfAnswer(what, err, "exchange a token with an invalid signature")
 }
