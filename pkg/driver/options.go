@@ -13,19 +13,14 @@ import (
 // Mode selects the services of a driver process.
 type Mode string
 
+// The modes.
 const (
-	// ModeAll serves identity, controller and node on one socket.
-	ModeAll Mode = "all"
-	// ModeController serves identity and controller.
-	ModeController Mode = "controller"
-	// ModeNode serves identity and node.
-	ModeNode Mode = "node"
-	// ModeCheck serves nothing; it checks backends and the host.
-	ModeCheck Mode = "check"
-	// ModeStatus serves nothing; it shows what runs on the node, as the node service reports it.
-	ModeStatus Mode = "status"
-	// ModeVolumes serves nothing; it shows the volumes that records and tags tell of.
-	ModeVolumes Mode = "volumes"
+	ModeAll        Mode = "all"        // serves identity, controller and node on one socket
+	ModeController Mode = "controller" // serves identity and controller
+	ModeNode       Mode = "node"       // serves identity and node
+	ModeCheck      Mode = "check"      // serves nothing; it checks backends and the host
+	ModeStatus     Mode = "status"     // serves nothing; it shows what runs on the node, as the node service reports it
+	ModeVolumes    Mode = "volumes"    // serves nothing; it shows the volumes that records and tags have
 )
 
 // Modes returns the modes that serve CSI services.
