@@ -42,19 +42,15 @@ type Sessions interface {
 
 // Services checks backends with the credentials of this process.
 type Services struct {
-	Clients  *backend.Clients
-	Buckets  *backend.Buckets
-	Sessions Sessions
-	// Bucket is an existing bucket, in which only objects below a random prefix of policy.CheckPrefix are written. "": none.
-	Bucket string
-	// CreateBucket means that each backend gets a temporary bucket if Bucket is "". Without either nothing is created.
-	CreateBucket bool
+	Clients      *backend.Clients
+	Buckets      *backend.Buckets
+	Sessions     Sessions
+	Bucket       string   // an existing bucket, in which only objects below a random prefix of policy.CheckPrefix are written. "": none.
+	CreateBucket bool     // each backend gets a temporary bucket if Bucket is "". Without either nothing is created.
 	Workload     Workload // a workload to check, besides the driver's own credentials
 	Checksums    bool     // the client of volumes needs checksums of uploads
-	// Below is a prefix in Bucket for the test objects of operations, which are then the only checks. "": policy.CheckPrefix.
-	Below string
-	// NeedNoKeys means that the process, like a node, needs no credentials: then services only have to respond.
-	NeedNoKeys bool
+	Below        string   // a prefix in Bucket for the test objects of operations, which are then the only checks. "": policy.CheckPrefix.
+	NeedNoKeys   bool     // the process, like a node, needs no credentials: then services only have to respond
 }
 
 // Check checks one backend.

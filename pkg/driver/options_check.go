@@ -15,18 +15,16 @@ const defaultStepTimeout = 30 * time.Second
 
 // CheckOptions are the options of mode check.
 type CheckOptions struct {
-	Backend      string // "": all
-	Bucket       string // "": no bucket that exists
-	CreateBucket bool   // a bucket is created for each backend, and then deleted
-	// RoleARN and TokenFile are a workload's role and its service account's token; "": no role is checked.
-	RoleARN, TokenFile string
+	Backend            string // "": all
+	Bucket             string // "": no bucket that exists
+	CreateBucket       bool   // a bucket is created for each backend, and then deleted
+	RoleARN, TokenFile string // a workload's role and its service account's token; "": no role is checked
 	Prefix             string // where the role is to list objects in Bucket, or where the client is to write
 	Output             string
 	Node               bool
 	MountOptions       string // the mount options of the volumes, as in the volume parameter mountOptions
-	// Client is the client to check, instead of anything else; "": none. StepTimeout bounds each step of its check.
-	Client      string
-	StepTimeout time.Duration
+	Client             string // the client to check, instead of anything else; "": none. StepTimeout bounds each step of its check.
+	StepTimeout        time.Duration
 	// SessionDuration is how long the sessions of the client's volume last, whose renewal is awaited; 0: the service's default, which is not.
 	SessionDuration time.Duration
 }

@@ -17,14 +17,13 @@ const Version = "v1"
 
 // Document is what runs on a node. Nothing in it is secret.
 type Document struct {
-	Version  string    `json:"version"`
-	Driver   Driver    `json:"driver"`
-	Time     time.Time `json:"time"`
-	Launcher string    `json:"launcher"`
-	Notes    []string  `json:"notes,omitempty"` // degraded features and their reasons, as /readyz lists them
-	Mounts   []Mount   `json:"mounts"`
-	// PodClients are the volumes whose client runs in the user's own pod.
-	PodClients []PodClient `json:"podClients,omitempty"`
+	Version    string      `json:"version"`
+	Driver     Driver      `json:"driver"`
+	Time       time.Time   `json:"time"`
+	Launcher   string      `json:"launcher"`
+	Notes      []string    `json:"notes,omitempty"` // degraded features and their reasons, as /readyz lists them
+	Mounts     []Mount     `json:"mounts"`
+	PodClients []PodClient `json:"podClients,omitempty"` // the volumes whose client runs in the user's own pod
 }
 
 // Driver identifies the driver that answers.
@@ -78,14 +77,13 @@ type Mount struct {
 
 // Client is the program of a mount.
 type Client struct {
-	Name    string `json:"name"`
-	Version string `json:"version,omitempty"` // of the driver that the running programs came with; "": unknown
-	Program string `json:"program,omitempty"` // on the host
-	PID     int    `json:"pid,omitempty"`
-	Starts  int    `json:"starts,omitempty"` // by the running helper
-	UID     uint32 `json:"uid"`              // of helper and client
-	// Output is the end of its output, without secrets; of the last client if none runs.
-	Output []string `json:"output,omitempty"`
+	Name    string   `json:"name"`
+	Version string   `json:"version,omitempty"` // of the driver that the running programs came with; "": unknown
+	Program string   `json:"program,omitempty"` // on the host
+	PID     int      `json:"pid,omitempty"`
+	Starts  int      `json:"starts,omitempty"` // by the running helper
+	UID     uint32   `json:"uid"`              // of helper and client
+	Output  []string `json:"output,omitempty"` // the end of its output, without secrets; of the last client if none runs
 }
 
 // Publication is a target that shows a mount.
@@ -150,8 +148,7 @@ type Problem struct {
 	Reason  string    `json:"reason"` // one of the constants Reason…
 	Message string    `json:"message"`
 	Since   time.Time `json:"since,omitzero"`
-	// NextTry is when the driver or the helper tries again; zero: unknown, or nothing is tried.
-	NextTry time.Time `json:"nextTry,omitzero"`
+	NextTry time.Time `json:"nextTry,omitzero"` // when the driver or the helper tries again; zero: unknown, or nothing is tried
 }
 
 // The reasons of problems. For a client that exited, and of which the driver knows why, it is one of package tracker: crash, oom, hang, helper,

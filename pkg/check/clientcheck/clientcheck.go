@@ -69,18 +69,16 @@ type Host interface {
 
 // Check checks one client.
 type Check struct {
-	Client  string
-	Target  string // the directory where Volume is published
-	Volume  Volume
-	Objects Objects
-	Host    Host
-	Large   int64 // the size of a file that the client uploads in parts
-	// ExitsEarly means that the client's declaration has drain: unknown, so that files may be lost at an unmount.
-	ExitsEarly bool
-	StaticKeys bool // the client gets the keys of a user once, when it starts
-	// Renewal is how long the sessions of the volume last, whose renewal is awaited; 0: it is not tried.
-	Renewal time.Duration
-	Timeout time.Duration // of each step, beside waiting for the end of a session
+	Client     string
+	Target     string // the directory where Volume is published
+	Volume     Volume
+	Objects    Objects
+	Host       Host
+	Large      int64         // the size of a file that the client uploads in parts
+	ExitsEarly bool          // the client's declaration has drain: unknown, so that files may be lost at an unmount
+	StaticKeys bool          // the client gets the keys of a user once, when it starts
+	Renewal    time.Duration // how long the sessions of the volume last, whose renewal is awaited; 0: it is not tried
+	Timeout    time.Duration // of each step, beside waiting for the end of a session
 }
 
 // step is one step with the mount.
@@ -92,13 +90,12 @@ type step struct {
 
 // run is one run of a Check.
 type run struct {
-	in    Check
-	rows  []check.Row
-	hung  string            // the step that the client did not finish; "": none
-	saw   map[string]string // what the notes are made of, by the name of the row
-	notes []string
-	// before is the content of the object offsetName, which exists before the mount, because clients remember that there was none.
-	before    string
+	in        Check
+	rows      []check.Row
+	hung      string            // the step that the client did not finish; "": none
+	saw       map[string]string // what the notes are made of, by the name of the row
+	notes     []string
+	before    string // the content of the object offsetName, which exists before the mount, because clients remember that there was none
 	beforeErr error
 }
 
