@@ -34,7 +34,7 @@ func tenantKeys() map[string]string {
 	return map[string]string{"accessKeyID": "AKIA1", "secretAccessKey": "s"}
 }
 
-// refused tells that err has the code and says each part.
+// refused checks that err has the code and contains each part.
 func refused(t *testing.T, what, method string, err error, code codes.Code, parts ...string) {
 	t.Helper()
 	if err == nil {

@@ -70,7 +70,7 @@ func start(t *testing.T, change func(*Config, *fakeMounter)) *running {
 		case err := <-r.done:
 			_ = err // a test that cares has read it before
 		case <-time.After(30 * time.Second):
-			t.Error("the server does not end")
+			t.Error("timed out waiting for the server to stop")
 		}
 	})
 	r.conn = dial(t, cfg.Endpoint)
@@ -98,7 +98,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 			return
 		}
 	}
-	t.Fatalf("it never happens that %s", what)
+	t.Fatalf("timed out waiting until %s", what)
 }
 
 func (r *running) wait(t *testing.T) error {
@@ -107,7 +107,7 @@ func (r *running) wait(t *testing.T) error {
 	case err := <-r.done:
 		return err
 	case <-time.After(20 * time.Second):
-		t.Fatal("the server does not end")
+		t.Fatal("timed out waiting for the server to stop")
 		return nil
 	}
 }
@@ -366,7 +366,7 @@ func TestSignals_SecondExitsAtOnce(t *testing.T) {
 		if took := time.Since(begin); took > 10*time.Second {
 			t.Errorf("second %v: it took %v", s, took)
 		}
-		// The dead driver's socket is replaced by the next one.
+		// The next driver replaces the socket of the exited one.
 		lis, cleanup, err := Listen(t.Context(), endpoint)
 		if err != nil {
 			t.Errorf("the next driver: %v", err)
