@@ -87,7 +87,7 @@ func TestBindIsPrivateBelowASharedMount(t *testing.T) {
 	if m := mountAt(t, n, kubelet+"/target"); len(m.Optional) != 0 {
 		t.Errorf("propagation %v", m.Optional)
 	}
-	if m := mountAt(t, n, source); peerGroup(m) == "" {
+	if m := mountAt(t, n, source); !m.Shared() {
 		t.Error("the source lost its propagation")
 	}
 }
@@ -144,7 +144,7 @@ func TestUnmountBelowASharedMountpointRemovesCopies(t *testing.T) {
 			do(t, n, "sharing it", func() error { return SharedMountpoint(sources) })
 		}
 		m := mountAt(t, n, sources)
-		if len(m.Optional) != 1 || peerGroup(m) == "" {
+		if len(m.Optional) != 1 || !m.Shared() {
 			t.Errorf("%s: propagation %v", name, m.Optional)
 		}
 		mountFake(t, n, sources+"/a", "s3csi:shared")
@@ -188,7 +188,7 @@ func TestSharedMountpointCompletesAnInterruptedCall(t *testing.T) {
 			do(t, n, "setting "+name, func() error { return unix.Mount("", sources, "", propagation, "") })
 		}
 		do(t, n, "sharing it", func() error { return SharedMountpoint(sources) })
-		if m := mountAt(t, n, sources); len(m.Optional) != 1 || peerGroup(m) == "" || peerGroup(m) == peerGroup(mountAt(t, n, dir)) {
+		if m := mountAt(t, n, sources); len(m.Optional) != 1 || !m.Shared() || m.peerGroup() == mountAt(t, n, dir).peerGroup() {
 			t.Errorf("%s: propagation %v", name, m.Optional)
 		}
 		mountFake(t, n, sources+"/a", "s3csi:begun")

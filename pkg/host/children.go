@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
 // child is a mount below a stale one. Usually no path leads to it, because the stale file system answers no look-up, and the kernel
@@ -69,18 +68,18 @@ func (r *replacement) cloneChild(ctx context.Context, m Mount) (clone *os.File, 
 	if hasOption(m.Options, idMapped) {
 		return nil, Mount{}, fault.Errorf(fault.Unsupported, "it is id-mapped, with a mapping that cannot be read")
 	}
-	if r.isStale(m) {
-		clone, err = r.source.clone(ctx, r.files, m)
-		return clone, r.Source, err
+	if r.src.isStale(m) {
+		clone, err = r.src.clone(ctx, r.files, m)
+		return clone, r.src.swap.Source, err
 	}
-	if r.table == nil {
-		table, err := r.n.Mounts(ctx)
+	if r.src.table == nil {
+		table, err := r.src.n.Mounts(ctx)
 		if err != nil {
 			return nil, Mount{}, err
 		}
-		r.table = table
+		r.src.table = table
 	}
-	sources := slices.DeleteFunc(slices.Clone(r.table), func(s Mount) bool {
+	sources := slices.DeleteFunc(slices.Clone(r.src.table), func(s Mount) bool {
 		return !sameDevice(s, m) || s.FSType != m.FSType || s.ID == m.ID || !isBelow(m.Root, s.Root)
 	})
 	slices.SortStableFunc(sources, func(a, b Mount) int { return len(b.Root) - len(a.Root) }) // the shortest path first
@@ -97,13 +96,8 @@ func (r *replacement) cloneChild(ctx context.Context, m Mount) (clone *os.File, 
 func (r *replacement) cloneFrom(ctx context.Context, source, m Mount) (*os.File, error) {
 	var clone *os.File
 	what := fmt.Sprintf("looking up %s in %s", m.Root, source.Mountpoint)
-	err := r.ask(ctx, what, r.files, func(context.Context) error {
-		procDir, err := unix.Open(proc.Dir, openDir, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(procDir)
-		top, err := nsHandle{proc: procDir}.open(source)
+	err := r.src.ask(ctx, what, r.files, func(context.Context) error {
+		top, err := openMount(source)
 		if err != nil {
 			return err
 		}
@@ -127,8 +121,8 @@ func (r *replacement) cloneFrom(ctx context.Context, source, m Mount) (*os.File,
 
 // findPlace looks up the directory or file in the healthy file system that a child is attached to.
 func (r *replacement) findPlace(ctx context.Context, c *child, onto *os.File) error {
-	what := fmt.Sprintf("looking up %s in %s", c.rel, r.Source.Mountpoint)
-	return r.ask(ctx, what, r.files, func(ctx context.Context) error {
+	what := fmt.Sprintf("looking up %s in %s", c.rel, r.src.swap.Source.Mountpoint)
+	return r.src.ask(ctx, what, r.files, func(ctx context.Context) error {
 		fd, err := openBelow(onto, c.rel, openPlace)
 		if errors.Is(err, unix.ENOENT) && c.clone != nil {
 			fd, err = r.makePlace(ctx, c, onto)
@@ -199,15 +193,14 @@ func (r *replacement) openChildren(h nsHandle, stale *os.File) error {
 
 // moveChildren attaches children, or their clones, to the healthy mount.
 func moveChildren(children []*child) error {
-	const here = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
 	for _, c := range children {
-		if c.moved != nil && unix.MoveMount(int(c.moved.Fd()), "", int(c.place.Fd()), "", here) == nil {
+		if c.moved != nil && moveMount(int(c.moved.Fd()), c.place, 0) == nil {
 			continue
 		}
 		if c.clone == nil {
 			return fmt.Errorf("moving %s to the healthy mount: %w", c.mount.Mountpoint, unix.EINVAL)
 		}
-		if err := unix.MoveMount(int(c.clone.Fd()), "", int(c.place.Fd()), "", here); err != nil {
+		if err := moveMount(int(c.clone.Fd()), c.place, 0); err != nil {
 			return fmt.Errorf("mounting %s below the healthy mount: %w", c.mount.Mountpoint, err)
 		}
 		if err := moveChildren(c.below); err != nil {

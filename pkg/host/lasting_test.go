@@ -6,7 +6,7 @@ import "testing"
 
 // A copy on a slave of a mount of the host is unmounted with it. A copy that a container has for itself stays.
 func TestLastingAfter(t *testing.T) {
-	host := hostView{ids: map[int]bool{1: true}, peers: map[string]bool{"shared:7": true}}
+	host := hostView{ids: map[int]bool{1: true}, peers: map[string]bool{"7": true}}
 	parent := func(optional ...string) Mount { return Mount{ID: 20, Mountpoint: "/sources", Optional: optional} }
 	stale := Mount{ID: 21, Parent: 20, Minor: 99, Mountpoint: "/sources/a"}
 	for name, tc := range map[string]struct {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"time"
@@ -32,12 +33,13 @@ type Looks struct {
 	noPidfds bool // as on kernels that open no namespace of a pidfd; for tests
 }
 
-// look is a look that hangs.
+// look is a look at a process.
 type look struct {
-	pid     int
+	pid  int
+	what string
+	// The rest is set when it hangs.
 	process int    // its pidfd, as the pid may be reused; -1: it has exited
 	account string // see accountOf
-	what    string
 	started time.Time
 }
 
@@ -46,28 +48,28 @@ func errHung(pid int) error {
 	return fault.Errorf(fault.Timeout, "%s hangs in the kernel", processName(pid))
 }
 
-// lookAt calls fn, which looks at a process, and returns its result. The error is a fault.Timeout if fn does not return in time; drop then
-// gets a later result, unless it is nil.
-func lookAt[T any](ctx context.Context, l *Looks, pid int, what string, drop func(T), fn func() (T, error)) (T, error) {
+// lookAt calls fn, which looks at a process, and returns its result. The error is a fault.Timeout if fn does not return in time; a later
+// result that is an io.Closer is then closed.
+func lookAt[T any](ctx context.Context, l *Looks, at look, fn func() (T, error)) (T, error) {
 	type result struct {
 		value T
 		err   error
 	}
 	var none T
-	if err := l.admit(ctx, pid); err != nil {
+	if err := l.admit(ctx, at.pid); err != nil {
 		return none, err
 	}
 	done, abandoned := make(chan result), make(chan struct{})
-	hangs := &look{pid: pid, process: -1, what: what, started: time.Now()}
+	at.process, at.started = -1, time.Now()
 	go func() {
 		value, err := fn()
 		select {
 		case done <- result{value, err}:
 		case <-abandoned:
-			if err == nil && drop != nil {
-				drop(value)
+			if late, closable := any(value).(io.Closer); closable && err == nil {
+				late.Close()
 			}
-			l.returned(hangs)
+			l.returned(&at)
 		}
 	}()
 	bound := time.NewTimer(lookBound)
@@ -77,8 +79,8 @@ func lookAt[T any](ctx context.Context, l *Looks, pid int, what string, drop fun
 	case r := <-done:
 		return r.value, r.err
 	case <-bound.C:
-		l.abandon(ctx, hangs)
-		return none, errHung(pid)
+		l.abandon(ctx, &at)
+		return none, errHung(at.pid)
 	}
 }
 
@@ -148,7 +150,7 @@ func exited(pidfd int) bool {
 
 // Program returns the path of a process's program.
 func (l *Looks) Program(ctx context.Context, pid int) (string, error) {
-	return lookAt(ctx, l, pid, "reading the program", nil, func() (string, error) { return os.Readlink(proc.Path(pid, "exe")) })
+	return lookAt(ctx, l, look{pid: pid, what: "reading the program"}, func() (string, error) { return os.Readlink(proc.Path(pid, "exe")) })
 }
 
 // OpenNamespace opens a process's namespace of a kind: "mnt", "pid" or "user". proc.Gone reports whether an error means that the process has
@@ -161,10 +163,18 @@ func (l *Looks) OpenNamespace(ctx context.Context, pid int, kind string) (int, e
 			return fd, err
 		}
 	}
-	return lookAt(ctx, l, pid, "opening the namespace "+kind, func(fd int) { unix.Close(fd) }, func() (int, error) {
-		return unix.Open(proc.Path(pid, "ns", kind), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := lookAt(ctx, l, look{pid: pid, what: "opening the namespace " + kind}, func() (descriptor, error) {
+		fd, err := unix.Open(proc.Path(pid, "ns", kind), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		return descriptor(fd), err
 	})
+	return int(fd), err
 }
+
+// descriptor is a file descriptor.
+type descriptor int
+
+// Close closes it.
+func (d descriptor) Close() error { return unix.Close(int(d)) }
 
 func openNamespaceOf(pid int, kind string) (int, error) {
 	process, err := unix.PidfdOpen(pid, 0)

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -37,11 +36,22 @@ func (m Mount) ReadOnly() bool {
 func (m Mount) shown() string { return strings.TrimSuffix(m.Root, "//deleted") }
 
 // Shared reports whether mounts propagate between m and its peers.
-func (m Mount) Shared() bool { return peerGroup(m) != "" }
+func (m Mount) Shared() bool { return m.peerGroup() != "" }
 
 // Slave reports whether mounts propagate to m from a master.
-func (m Mount) Slave() bool {
-	return slices.ContainsFunc(m.Optional, func(field string) bool { return strings.HasPrefix(field, "master:") })
+func (m Mount) Slave() bool { return m.propagation("master:") != "" }
+
+// peerGroup returns the number of the peer group of a mount, "" if it is not shared.
+func (m Mount) peerGroup() string { return m.propagation("shared:") }
+
+// propagation returns the peer group that a field of a mount table names, "" if there is no such field.
+func (m Mount) propagation(field string) string {
+	for _, f := range m.Optional {
+		if group, ok := strings.CutPrefix(f, field); ok {
+			return group
+		}
+	}
+	return ""
 }
 
 func hasOption(options, name string) bool {
@@ -80,7 +90,7 @@ func (n *Namespace) Mounts(ctx context.Context) ([]Mount, error) {
 		ctx, cancel := context.WithTimeout(ctx, readTimeout)
 		defer cancel()
 		n.reads.Add(1)
-		table, err := readTable(ctx, unix.AT_FDCWD, n.mountinfo, 0, nil)
+		table, err := tableFile{path: n.mountinfo}.parse(ctx)
 		if err == nil && table.skipped != int(n.skipped.Swap(int64(table.skipped))) && table.skipped > 0 {
 			klog.FromContext(ctx).Info("Skipped lines of the mount table", "lines", table.skipped, "first", table.sample)
 		}
@@ -99,13 +109,13 @@ func (n *Namespace) KnownMounts(ctx context.Context) ([]Mount, error) {
 	if err := n.admit(ctx, what); err != nil {
 		return nil, err
 	}
-	k := &n.known
+	k, file := &n.known, tableFile{path: n.mountinfo}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.open {
-		t, err := openTable(unix.AT_FDCWD, n.mountinfo)
+		t, err := file.open()
 		if err != nil {
-			return nil, fmt.Errorf("opening the mount table %s: %w", n.mountinfo, err)
+			return nil, err
 		}
 		k.table, k.open = t, true
 	}
@@ -115,10 +125,9 @@ func (n *Namespace) KnownMounts(ctx context.Context) ([]Mount, error) {
 	k.valid = false
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	read, err := stableTable(ctx, n.mountinfo, func() (p tableParser, stable bool, err error) {
+	read, err := file.parseStable(ctx, func(p *tableParser) (stable bool, err error) {
 		n.reads.Add(1)
-		stable, err = k.table.read(ctx, 0, &p)
-		return p, stable, err
+		return k.table.read(ctx, 0, p)
 	})
 	if err != nil {
 		return nil, err
@@ -141,31 +150,36 @@ func (n *Namespace) Reads() int { return int(n.reads.Load()) }
 
 // readMounts reads a mount table until a read is stable.
 func readMounts(ctx context.Context, path string) ([]Mount, error) {
-	p, err := readTable(ctx, unix.AT_FDCWD, path, 0, nil)
+	p, err := tableFile{path: path}.parse(ctx)
 	return p.mounts, err
 }
 
-// readTable is readMounts with a path relative to an open directory, and with a limit on the bytes of the table, see table.read.
-func readTable(ctx context.Context, dir int, path string, limit int64, keep func(Mount) (Mount, bool)) (tableParser, error) {
-	t, err := openTable(dir, path)
-	if err != nil {
-		return tableParser{}, fmt.Errorf("opening the mount table %s: %w", path, err)
-	}
-	defer t.close()
-	return stableTable(ctx, path, func() (p tableParser, stable bool, err error) {
-		p.keep = keep
-		stable, err = t.read(ctx, limit, &p)
-		return p, stable, err
-	})
+// tableFile is a mountinfo file of which a part is read.
+type tableFile struct {
+	dir   int // of a relative path
+	path  string
+	limit int64                               // of the bytes; 0: none
+	keep  func(m Mount) (kept Mount, ok bool) // what is kept of a mount, if any of it is; nil: all
 }
 
-// stableTable reads until a read is stable.
-func stableTable(ctx context.Context, name string, read func() (p tableParser, stable bool, err error)) (tableParser, error) {
+// parse reads the table until a read is stable.
+func (f tableFile) parse(ctx context.Context) (tableParser, error) {
+	t, err := f.open()
+	if err != nil {
+		return tableParser{}, err
+	}
+	defer t.close()
+	return f.parseStable(ctx, func(p *tableParser) (stable bool, err error) { return t.read(ctx, f.limit, p) })
+}
+
+func (f tableFile) parseStable(ctx context.Context, read func(p *tableParser) (stable bool, err error)) (tableParser, error) {
+	name := f.path
 	for range maxReads {
 		if err := ctx.Err(); err != nil {
 			return tableParser{}, fmt.Errorf("reading %s: %w", name, err)
 		}
-		p, stable, err := read()
+		p := tableParser{keep: f.keep}
+		stable, err := read(&p)
 		if err != nil {
 			return tableParser{}, fmt.Errorf("reading the mount table %s: %w", name, err)
 		}

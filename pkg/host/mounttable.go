@@ -146,9 +146,12 @@ func unescape(field string) string {
 // table is an open mountinfo file. It is no os.File: Go's poller would be told of the changes that changed asks for.
 type table struct{ fd int }
 
-func openTable(dir int, path string) (table, error) {
-	fd, err := proc.Retry(func() (int, error) { return unix.Openat(dir, path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
-	return table{fd}, err
+func (f tableFile) open() (table, error) {
+	fd, err := proc.Retry(func() (int, error) { return unix.Openat(f.dir, f.path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	if err != nil {
+		return table{}, fmt.Errorf("opening the mount table %s: %w", f.path, err)
+	}
+	return table{fd}, nil
 }
 
 func (t table) close() { _ = unix.Close(t.fd) }
@@ -190,9 +193,9 @@ func (t table) changed() (bool, error) {
 // ThreadMounts returns the mounts in the calling thread's mount namespace for which needs reports true. Mounts that come or go meanwhile may
 // be missing.
 func ThreadMounts(needs func(Mount) bool) ([]Mount, error) {
-	t, err := openTable(unix.AT_FDCWD, threadMountinfo)
+	t, err := tableFile{path: threadMountinfo}.open()
 	if err != nil {
-		return nil, fmt.Errorf("opening the mount table: %w", err)
+		return nil, err
 	}
 	defer t.close()
 	p := tableParser{keep: func(m Mount) (Mount, bool) { return m, needs(m) }}

@@ -96,12 +96,14 @@ func NewNamespace() (*Namespace, error) {
 	if same {
 		return Own(), nil
 	}
-	n := &Namespace{foreign: true, mountinfo: hostMountinfo, overdue: map[*call]struct{}{}, probes: map[string]*call{}}
+	n := Own()
+	n.foreign, n.mountinfo = true, hostMountinfo
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
 	if err := n.Do(ctx, "entering the host's mount namespace", func() error { return nil }); err != nil {
 		return nil, fault.Errorf(fault.Precondition, "this process is outside the host's mount namespace and cannot enter it; "+
-			"the driver's container must be privileged and in the host's PID namespace (Kubernetes: hostPID: true, privileged: true; Nomad: pid_mode = \"host\", privileged = true; CAP_SYS_ADMIN, CAP_SYS_CHROOT, CAP_SYS_PTRACE): %w", err)
+			"the driver's container must be privileged and in the host's PID namespace (Kubernetes: hostPID: true, privileged: true; "+
+			"Nomad: pid_mode = \"host\", privileged = true; CAP_SYS_ADMIN, CAP_SYS_CHROOT, CAP_SYS_PTRACE): %w", err)
 	}
 	return n, nil
 }
@@ -341,39 +343,31 @@ func mountIDs(mounts []Mount) map[int]bool {
 
 // Call is Namespace.Do for a function with a result. If ctx ends first, Call returns the zero value, and passes a later result to
 // drop unless that is nil.
-func Call[T any](ctx context.Context, ns *Namespace, what string, drop func(T), fn func() (T, error)) (T, error) {
-	var (
-		mu        sync.Mutex
-		made      []T
-		abandoned bool
-		none      T
-	)
-	err := ns.Do(ctx, what, func() error {
-		v, err := fn()
-		if err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if abandoned {
+func Call[T any](ctx context.Context, ns *Namespace, what string, drop func(T), fn func() (T, error)) (result T, err error) {
+	made, abandoned := make(chan T, 1), atomic.Bool{}
+	dropMade := func() {
+		select {
+		case v := <-made:
 			if drop != nil {
 				drop(v)
 			}
-		} else {
-			made = append(made, v)
+		default: // there is none yet, or the other side has dropped it
 		}
-		return nil
+	}
+	err = ns.Do(ctx, what, func() error {
+		v, err := fn()
+		if err == nil {
+			made <- v
+		}
+		if abandoned.Load() {
+			dropMade()
+		}
+		return err
 	})
-	mu.Lock()
-	defer mu.Unlock()
-	if err == nil {
-		return made[0], nil
+	if err != nil {
+		abandoned.Store(true)
+		dropMade()
+		return result, err
 	}
-	abandoned = true
-	if drop != nil {
-		for _, v := range made {
-			drop(v)
-		}
-	}
-	return none, err
+	return <-made, nil
 }

@@ -186,19 +186,18 @@ func TestShareMounts(t *testing.T) {
 
 func TestHostPID(t *testing.T) {
 	for _, tc := range []struct {
-		name                   string
-		pid                    int
-		self, namespace, first string
-		ok                     bool
+		name string
+		in   pidNamespace
+		ok   bool
 	}{
-		{"the machine's", 77, "77", initPIDNamespace, "systemd", true},
-		{"PID 1 of the machine", 1, "1", initPIDNamespace, "s3-csi-driver", true},
-		{"a node in a container", 77, "77", "pid:[4026532000]", "systemd", true},
-		{"a container's own", 1, "1", "pid:[4026532000]", "s3-csi-driver", false},
-		{"a pod's own", 7, "7", "pid:[4026532000]", "pause", false},
-		{"a foreign /proc", 7, "4711", initPIDNamespace, "systemd", false},
+		{"the machine's", pidNamespace{77, "77", initPIDNamespace, "systemd"}, true},
+		{"PID 1 of the machine", pidNamespace{1, "1", initPIDNamespace, "s3-csi-driver"}, true},
+		{"a node in a container", pidNamespace{77, "77", "pid:[4026532000]", "systemd"}, true},
+		{"a container's own", pidNamespace{1, "1", "pid:[4026532000]", "s3-csi-driver"}, false},
+		{"a pod's own", pidNamespace{7, "7", "pid:[4026532000]", "pause"}, false},
+		{"a foreign /proc", pidNamespace{7, "4711", initPIDNamespace, "systemd"}, false},
 	} {
-		err := hostPID(tc.pid, tc.self, tc.namespace, tc.first)
+		err := tc.in.shared()
 		if (err == nil) != tc.ok || err != nil && (!fault.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "hostPID")) {
 			t.Errorf("%s: %v", tc.name, err)
 		}

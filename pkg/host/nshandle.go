@@ -119,11 +119,11 @@ func belongsBelow(procDir, ns int) (bool, error) {
 
 // mounts reads the namespace's mount table, as seen from its root directory.
 func (h nsHandle) mounts(ctx context.Context) ([]Mount, error) {
-	limit := int64(0)
+	file := tableFile{dir: h.proc, path: "thread-self/mountinfo"}
 	if h.pids != nil {
-		limit = maxTable
+		file.limit = maxTable
 	}
-	table, err := readTable(ctx, h.proc, "thread-self/mountinfo", limit, nil)
+	table, err := file.parse(ctx)
 	return table.mounts, err
 }
 
@@ -143,6 +143,16 @@ func (h nsHandle) open(m Mount) (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// openMount is nsHandle.open in a namespace with this process's /proc.
+func openMount(m Mount) (*os.File, error) {
+	procDir, err := unix.Open(proc.Dir, openDir, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(procDir)
+	return nsHandle{proc: procDir}.open(m)
 }
 
 // check returns nil if a descriptor is on the mount m, else errHidden.

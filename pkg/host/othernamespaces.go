@@ -25,16 +25,19 @@ type otherNamespace struct {
 // maxPIDs bounds the remembered processes of a namespace, of which one must still run when the namespace is entered.
 const maxPIDs = 8
 
-// A scope says of which other mount namespaces a search is.
-type scope struct {
-	Owners
-	owned bool // only of those that have an owner
+// search is a search for other mount namespaces.
+type search struct {
+	what   string // for messages
+	owners Owners
+	owned  bool               // only namespaces that have an owner
+	needs  func(m Mount) bool // see otherNamespace.mounts
+	pick   func(ns *otherNamespace, mounts []Mount) bool
 }
 
 // otherNamespaces finds the mount namespaces of processes, other than the host's, and their owners by cgroup. It does not see namespaces without
 // processes, nor those of processes that this one may not inspect, whose number it logs. A process that hangs costs none of the others their
 // place: hung are those that have an owner, and whose namespace is therefore not known. Call it inside run.
-func (n *Namespace) otherNamespaces(ctx context.Context, what string, of scope) (found []*otherNamespace, hung []Swapped, err error) {
+func (n *Namespace) otherNamespaces(ctx context.Context, s search) (found []*otherNamespace, hung []Swapped, err error) {
 	pids, err := proc.PIDs()
 	if err != nil {
 		return nil, nil, err
@@ -44,17 +47,17 @@ func (n *Namespace) otherNamespaces(ctx context.Context, what string, of scope) 
 	unreadable := 0
 	for _, pid := range pids {
 		if err := ctx.Err(); err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", what, err)
+			return nil, nil, fmt.Errorf("%s: %w", s.what, err)
 		}
 		owner := ""
-		if of.ByCgroup != nil {
+		if s.owners.ByCgroup != nil {
 			cgroup, err := os.ReadFile(proc.Path(pid, "cgroup"))
 			if err != nil {
 				continue // it has exited
 			}
-			owner = of.ByCgroup(string(cgroup))
+			owner = s.owners.ByCgroup(string(cgroup))
 		}
-		if of.owned && owner == "" && of.ByMounts == nil {
+		if s.owned && owner == "" && s.owners.ByMounts == nil {
 			continue
 		}
 		id, err := n.looks.mountNamespace(ctx, pid)
@@ -79,7 +82,7 @@ func (n *Namespace) otherNamespaces(ctx context.Context, what string, of scope) 
 		ns.owner = cmp.Or(ns.owner, owner)
 	}
 	if unreadable > 0 {
-		klog.FromContext(ctx).V(4).Info("Cannot read some mount namespaces", "processes", unreadable, "call", what)
+		klog.FromContext(ctx).V(4).Info("Cannot read some mount namespaces", "processes", unreadable, "call", s.what)
 	}
 	return found, hung, nil
 }
@@ -110,7 +113,7 @@ func (o *otherNamespace) mounts(ctx context.Context, needs func(Mount) bool) (ta
 		}
 	}
 	for _, pid := range o.pids {
-		table, err = readTable(ctx, unix.AT_FDCWD, proc.Path(pid, "mountinfo"), maxTable, keep)
+		table, err = tableFile{path: proc.Path(pid, "mountinfo"), limit: maxTable, keep: keep}.parse(ctx)
 		if err == nil || fault.KindOf(err) != fault.Unknown {
 			return table, err
 		}
@@ -167,13 +170,13 @@ func (n *Namespace) ShownInOtherNamespaces(ctx context.Context, what string, mat
 		return "", err
 	}
 	var found Mount
-	holders, _, err := n.holders(ctx, what, scope{}, match, func(_ *otherNamespace, mounts []Mount) bool {
+	holders, _, err := n.holders(ctx, search{what: what, needs: match, pick: func(_ *otherNamespace, mounts []Mount) bool {
 		copies := host.lastingAfter(mounts, match)
 		if len(copies) > 0 {
 			found = copies[0]
 		}
 		return len(copies) > 0
-	})
+	}})
 	if err != nil || len(holders) == 0 {
 		return "", err
 	}
@@ -188,10 +191,10 @@ func (n *Namespace) MountsInOtherNamespaces(ctx context.Context, what string, ow
 		return nil, err
 	}
 	var all []Mount
-	_, _, err = n.holders(ctx, what, scope{owners, true}, match, func(_ *otherNamespace, mounts []Mount) bool {
+	_, _, err = n.holders(ctx, search{what: what, owners: owners, owned: true, needs: match, pick: func(_ *otherNamespace, mounts []Mount) bool {
 		all = append(all, host.foreignTo(mounts, match)...)
 		return false
-	})
+	}})
 	if err != nil {
 		return nil, err
 	}
@@ -201,7 +204,7 @@ func (n *Namespace) MountsInOtherNamespaces(ctx context.Context, what string, ow
 // DoInOtherNamespaces is Do in each other mount namespace for whose mount table pick reports true. who is a process of the namespace, for
 // messages. Namespaces are found as in DetachCopies. A namespace whose processes have exited is skipped.
 func (n *Namespace) DoInOtherNamespaces(ctx context.Context, what string, pick func(mounts []Mount) bool, fn func(who string) error) error {
-	picked, _, err := n.holders(ctx, what, scope{}, nil, func(_ *otherNamespace, mounts []Mount) bool { return pick(mounts) })
+	picked, _, err := n.holders(ctx, search{what: what, pick: func(_ *otherNamespace, mounts []Mount) bool { return pick(mounts) }})
 	if err != nil {
 		return err
 	}
@@ -217,7 +220,7 @@ func (n *Namespace) DoInOtherNamespaces(ctx context.Context, what string, pick f
 // hostView distinguishes the host's mounts from those that other namespaces hold for themselves.
 type hostView struct {
 	ids   map[int]bool
-	peers map[string]bool // "shared:7"
+	peers map[string]bool // the peer groups
 }
 
 // hostView reads the Namespace's mounts, and PID 1's if that is another one (see Own).
@@ -233,21 +236,11 @@ func (n *Namespace) hostView(ctx context.Context) (hostView, error) {
 	}
 	view := hostView{ids: mountIDs(mounts), peers: map[string]bool{}}
 	for _, m := range mounts {
-		if group := peerGroup(m); group != "" {
-			view.peers[group] = true
+		if m.Shared() {
+			view.peers[m.peerGroup()] = true
 		}
 	}
 	return view, nil
-}
-
-// peerGroup returns the peer group of a mount: "shared:7", or "" if it is not shared.
-func peerGroup(m Mount) string {
-	for _, field := range m.Optional {
-		if strings.HasPrefix(field, "shared:") {
-			return field
-		}
-	}
-	return ""
 }
 
 // foreignTo returns the mounts of another namespace's table that match and that the namespace holds for itself. A mount whose parent
@@ -255,7 +248,7 @@ func peerGroup(m Mount) string {
 func (h hostView) foreignTo(mounts []Mount, match func(Mount) bool) []Mount {
 	groups := make(map[int]string, len(mounts))
 	for _, p := range mounts {
-		groups[p.ID] = peerGroup(p)
+		groups[p.ID] = p.peerGroup()
 	}
 	var own []Mount
 	for _, m := range mounts {
@@ -271,10 +264,7 @@ func (h hostView) foreignTo(mounts []Mount, match func(Mount) bool) []Mount {
 func (h hostView) lastingAfter(mounts []Mount, match func(Mount) bool) []Mount {
 	follows := make(map[int]bool, len(mounts))
 	for _, p := range mounts {
-		follows[p.ID] = slices.ContainsFunc(p.Optional, func(field string) bool {
-			group, slave := strings.CutPrefix(field, "master:")
-			return slave && h.peers["shared:"+group]
-		})
+		follows[p.ID] = h.peers[p.propagation("master:")]
 	}
 	return slices.DeleteFunc(h.foreignTo(mounts, match), func(m Mount) bool { return follows[m.Parent] })
 }

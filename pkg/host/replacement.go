@@ -16,7 +16,7 @@ import (
 const moveBeneath = 0x200
 
 type replacement struct {
-	*source
+	src   *source
 	stale Mount     // the top one on its mount point
 	like  Mount     // stale, with the flags that the replacement has
 	tree  mountTree // of the stale mount's namespace
@@ -29,9 +29,10 @@ type replacement struct {
 	below   []*child
 }
 
-func (src *source) replace(tree mountTree, stale Mount, readOnly bool) *replacement {
-	r := &replacement{source: src, stale: stale, like: stale, tree: tree, files: newOpenFiles(), stack: []Mount{stale}}
-	if readOnly {
+// replace plans the replacement of a stale mount in the namespace of an owner.
+func (src *source) replace(tree mountTree, stale Mount, owner string) *replacement {
+	r := &replacement{src: src, stale: stale, like: stale, tree: tree, files: newOpenFiles(), stack: []Mount{stale}}
+	if src.swap.ReadOnly != nil && src.swap.ReadOnly(stale, owner) {
 		r.like.Options += ",ro"
 	}
 	for len(r.tree.below(stale)) == 0 { // a mount with children cannot be skipped: they move to the new mount
@@ -39,7 +40,7 @@ func (src *source) replace(tree mountTree, stale Mount, readOnly bool) *replacem
 		if !ok || under.Root != stale.Root {
 			break
 		}
-		if sameDevice(under, src.Source) {
+		if src.isHealthy(under) {
 			r.settled = under
 			break
 		}
@@ -57,7 +58,7 @@ func (r *replacement) prepare(ctx context.Context) (err error) {
 	if r.settled.ID != 0 {
 		return nil
 	}
-	if r.clone, err = r.source.clone(ctx, r.files, r.like); err != nil {
+	if r.clone, err = r.src.clone(ctx, r.files, r.like); err != nil {
 		return err
 	}
 	base := r.stack[len(r.stack)-1]
@@ -66,10 +67,10 @@ func (r *replacement) prepare(ctx context.Context) (err error) {
 	}
 	// An earlier run was killed while it moved children to a mount that cannot be opened any more.
 	under, ok := r.tree.under(base)
-	if !ok || !sameDevice(under, r.Source) {
+	if !ok || !r.src.isHealthy(under) {
 		return nil
 	}
-	if second, ok := r.tree.under(under); ok && sameDevice(second, r.Source) {
+	if second, ok := r.tree.under(under); ok && r.src.isHealthy(second) {
 		return fault.Errorf(fault.Precondition, "two attempts to move the mounts below it were interrupted; restart the container")
 	}
 	moved, err := r.children(ctx, under, r.clone)
@@ -172,7 +173,7 @@ func (r *replacement) settle(ctx context.Context, h nsHandle, cause error) (bool
 	if still, ok := tree.byID[r.stale.ID]; ok && sameDevice(still, r.stale) && still.Source == r.stale.Source {
 		top := tree.top(still)
 		switch {
-		case sameDevice(top, r.Source):
+		case r.src.isHealthy(top):
 			return false, nil
 		case top.ID == still.ID:
 			return false, cause
@@ -180,7 +181,7 @@ func (r *replacement) settle(ctx context.Context, h nsHandle, cause error) (bool
 		return false, fault.Errorf(fault.Precondition, "%w (%s); unmount that one", errHidden, top.Source)
 	}
 	for _, m := range mounts {
-		if m.Mountpoint != r.stale.Mountpoint || !sameDevice(m, r.Source) || m.Root != r.stale.shown() || tree.top(m).ID != m.ID {
+		if m.Mountpoint != r.stale.Mountpoint || !r.src.isHealthy(m) || m.Root != r.stale.shown() || tree.top(m).ID != m.ID {
 			continue
 		}
 		// It was replaced together with its parent, or with a peer of its parent.
@@ -200,9 +201,8 @@ func (h nsHandle) setPropagation(m Mount, propagation uint64) error {
 
 // attach attaches the clone beneath the stale mount, or on top of it if the kernel refuses that.
 func (r *replacement) attach(stale *os.File) (beneath bool, err error) {
-	const here = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
-	if !r.onTop {
-		err = unix.MoveMount(int(r.clone.Fd()), "", int(stale.Fd()), "", here|moveBeneath)
+	if !r.src.swap.onTop {
+		err = moveMount(int(r.clone.Fd()), stale, moveBeneath)
 		if err == nil {
 			return true, nil
 		}
@@ -216,7 +216,7 @@ func (r *replacement) attach(stale *os.File) (beneath bool, err error) {
 	if err := setPropagation(int(stale.Fd()), unix.MS_PRIVATE); err != nil {
 		return false, err
 	}
-	if err := unix.MoveMount(int(r.clone.Fd()), "", int(stale.Fd()), "", here); err != nil {
+	if err := moveMount(int(r.clone.Fd()), stale, 0); err != nil {
 		return false, fmt.Errorf("attaching the healthy mount on the stale one: %w", err)
 	}
 	return false, nil

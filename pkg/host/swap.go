@@ -75,7 +75,8 @@ func (n *Namespace) SwapHere(ctx context.Context, s Swap, where func(Mount) bool
 	return src.swapIn(ctx, namespaceRef{n: n}, mounts, where)
 }
 
-// SwapInOtherNamespaces is SwapHere for the other mount namespaces that have one of the owners. Mounts that propagate from the host are replaced with the host's.
+// SwapInOtherNamespaces is SwapHere for the other mount namespaces that have one of the owners. Mounts that propagate from the host are
+// replaced with the host's.
 //
 // In a namespace that another user namespace owns, these mounts are not replaced (fault.Unsupported), because their container could
 // remove a restriction from the replacement:
@@ -94,9 +95,8 @@ func (n *Namespace) SwapInOtherNamespaces(ctx context.Context, s Swap, owners Ow
 		return nil, err
 	}
 	what := "searching for stale mounts of " + s.Source.Source
-	holders, all, err := n.holders(ctx, what, scope{owners, true}, src.concerns, func(_ *otherNamespace, mounts []Mount) bool {
-		return len(host.foreignTo(mounts, src.concerns)) > 0
-	})
+	held := func(_ *otherNamespace, mounts []Mount) bool { return len(host.foreignTo(mounts, src.concerns)) > 0 }
+	holders, all, err := n.holders(ctx, search{what: what, owners: owners, owned: true, needs: src.concerns, pick: held})
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func (n *Namespace) swapInOther(ctx context.Context, src *source, at namespaceRe
 	// Not from /proc/<pid>/mountinfo, whose paths begin at that process's root.
 	var mounts []Mount
 	what := "reading the mount table" + at.name()
-	bounded, cancel := context.WithTimeout(ctx, at.bound(src.Bound))
+	bounded, cancel := context.WithTimeout(ctx, at.bound(src.swap.Bound))
 	defer cancel()
 	err := at.do(bounded, what, func(h nsHandle) (err error) {
 		mounts, err = h.mounts(bounded)
@@ -135,10 +135,12 @@ func (n *Namespace) swapInOther(ctx context.Context, src *source, at namespaceRe
 	return src.swapIn(ctx, at, mounts, func(m Mount) bool { return own[m.ID] })
 }
 
-func (src *source) isStale(m Mount) bool { return !sameDevice(m, src.Source) && src.Stale(m) }
+func (src *source) isHealthy(m Mount) bool { return sameDevice(m, src.swap.Source) }
+
+func (src *source) isStale(m Mount) bool { return !src.isHealthy(m) && src.swap.Stale(m) }
 
 func (src *source) isUnknown(m Mount) bool {
-	return src.Unknown != nil && !sameDevice(m, src.Source) && !src.Stale(m) && src.Unknown(m)
+	return src.swap.Unknown != nil && !src.isHealthy(m) && !src.swap.Stale(m) && src.swap.Unknown(m)
 }
 
 func (src *source) concerns(m Mount) bool { return src.isStale(m) || src.isUnknown(m) }
@@ -154,63 +156,55 @@ func (src *source) swapIn(ctx context.Context, at namespaceRef, mounts []Mount, 
 		if !src.isStale(stale) || !where(stale) {
 			continue
 		}
-		if top := tree.top(stale); top.ID != stale.ID && (src.isStale(top) || sameDevice(top, src.Source)) {
+		if top := tree.top(stale); top.ID != stale.ID && (src.isStale(top) || src.isHealthy(top)) {
 			continue // it is, or was, replaced with the one on top
 		}
 		if err := ctx.Err(); err != nil {
-			return all, fmt.Errorf("replacing stale mounts of %s%s: %w", src.Source.Source, at.name(), err)
+			return all, fmt.Errorf("replacing stale mounts of %s%s: %w", src.swap.Source.Source, at.name(), err)
 		}
-		done, err := src.swapOne(ctx, at, tree, stale)
+		r := src.replace(tree, stale, at.owner())
+		done, overdue, err := src.swapOne(ctx, at, r)
 		if errors.Is(err, errEnded) {
 			return all, err
 		}
-		overdue := (*overdueError)(nil)
-		waits := errors.As(err, &overdue) && at.other != nil
 		if err != nil {
 			err = fmt.Errorf("replacing the stale mount %s of %s%s: %w", stale.Mountpoint, stale.Source, at.name(), err)
 		}
 		if done || err != nil {
 			all = append(all, Swapped{Mountpoint: stale.Mountpoint, PID: at.pid(), Root: stale.Root, Err: err})
 		}
-		if waits { // it is up to its processes how many such mounts it has: the others are for the next time
+		if overdue && at.other != nil { // it is up to its processes how many such mounts it has: the others are for the next time
 			return all, nil
 		}
 	}
 	return all, nil
 }
 
-// overdueError is the error of work in a mount namespace that waits for what a path leads to.
-type overdueError struct{ error }
-
-func (e *overdueError) Unwrap() error { return e.error }
-
-// swapOne replaces one stale mount. It returns false if there was nothing to do any more.
-func (src *source) swapOne(ctx context.Context, at namespaceRef, tree mountTree, stale Mount) (bool, error) {
-	r := src.replace(tree, stale, src.ReadOnly != nil && src.ReadOnly(stale, at.owner()))
+// swapOne replaces one stale mount. done is false if there was nothing to do any more. overdue reports that the work in its namespace did
+// not end in time: it waits for what a path leads to.
+func (src *source) swapOne(ctx context.Context, at namespaceRef, r *replacement) (done, overdue bool, err error) {
 	defer r.files.release()
 	if err := r.prepare(ctx); err != nil {
-		return false, err
+		return false, false, err
 	}
+	stale := r.stale
 	what := fmt.Sprintf("replacing the stale mount %s%s", stale.Mountpoint, at.name())
-	bounded, cancel := context.WithTimeout(ctx, at.bound(src.Bound))
+	bounded, cancel := context.WithTimeout(ctx, at.bound(src.swap.Bound))
 	defer cancel()
-	done := false
-	err := at.do(bounded, what, func(h nsHandle) error {
+	replaced := false // not done, which a call that outlives this one must not change
+	err = at.do(bounded, what, func(h nsHandle) error {
 		return using(func() (err error) {
-			done, err = r.carryOut(bounded, h)
+			replaced, err = r.carryOut(bounded, h)
 			return err
 		}, r.files)
 	})
-	if err != nil && bounded.Err() != nil {
-		return false, &overdueError{err}
-	}
 	if err != nil {
-		return false, err
+		return false, bounded.Err() != nil, err
 	}
-	if done {
+	if replaced {
 		klog.FromContext(ctx).V(4).Info("Replaced a stale mount", "mountpoint", stale.Mountpoint, "pid", at.pid(), "source", stale.Source, "root", stale.Root)
 	}
-	return done, nil
+	return replaced, false, nil
 }
 
 // mountTree is a mount table as a tree.

@@ -34,11 +34,11 @@ func (m Mount) stricterThan(source Mount) string {
 // refuseWithoutLocks returns an error if a clone, attached in a user namespace below the driver's, would allow more than the mount that it
 // replaces. It changes nothing. The calling thread is in that namespace.
 func (r *replacement) refuseWithoutLocks(h nsHandle) error {
-	if hasOption(r.like.Options, "ro") && !hasOption(r.Source.SuperOptions, "ro") {
+	if hasOption(r.like.Options, "ro") && !hasOption(r.src.swap.Source.SuperOptions, "ro") {
 		return fault.Errorf(fault.Unsupported, "it is a read-only mount in a user namespace, whose container could make the "+
 			"replacement writable; restart the container")
 	}
-	if more := r.stale.stricterThan(r.Source); more != "" {
+	if more := r.stale.stricterThan(r.src.swap.Source); more != "" {
 		locked, err := h.isLocked(r.stale)
 		if err != nil {
 			return err
@@ -59,7 +59,7 @@ func (h nsHandle) isLocked(m Mount) (bool, error) {
 		return false, err
 	}
 	defer f.Close()
-	fd, err := unix.OpenTree(int(f.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	fd, err := cloneTree(f)
 	if err != nil {
 		return true, nil // it is unbindable, or has locked children
 	}
@@ -99,7 +99,7 @@ func (r *replacement) refuseLockedChildren(stale *os.File) error {
 	}
 	// The kernel refuses a clone without the children if that would uncover what a locked child covers (has_locked_children in
 	// fs/namespace.c). The clone is removed with its descriptor.
-	fd, err := unix.OpenTree(int(stale.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	fd, err := cloneTree(stale)
 	if err == nil {
 		unix.Close(fd)
 		return nil

@@ -33,7 +33,8 @@ func (n *Namespace) Users(ctx context.Context, m Mount) ([]string, error) {
 			if ctx.Err() != nil || len(found) == maxUsers {
 				break
 			}
-			uses, _ := lookAt(ctx, &n.looks, pid, "searching for users of "+m.Mountpoint, nil, func() (bool, error) { return usesMount(pid, m), nil })
+			find := look{pid: pid, what: "searching for users of " + m.Mountpoint}
+			uses, _ := lookAt(ctx, &n.looks, find, func() (bool, error) { return usesMount(pid, m), nil })
 			if uses {
 				found = append(found, processName(pid))
 			}
@@ -72,8 +73,8 @@ func usesMount(pid int, m Mount) bool {
 
 // seesMount reports whether a mount is in a process's namespace. A path alone could be one of another namespace.
 func seesMount(pid int, m Mount) bool {
-	keep := func(its Mount) (Mount, bool) { return its, its.ID == m.ID }
-	table, err := readTable(context.Background(), unix.AT_FDCWD, proc.Path(pid, "mountinfo"), maxTable, keep)
+	file := tableFile{path: proc.Path(pid, "mountinfo"), limit: maxTable, keep: func(its Mount) (Mount, bool) { return its, its.ID == m.ID }}
+	table, err := file.parse(context.Background())
 	return err == nil && len(table.mounts) > 0
 }
 
