@@ -33,6 +33,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
 	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 )
@@ -68,8 +69,10 @@ type Options struct {
 
 // Server publishes volumes and passes descriptors to their clients.
 type Server struct {
-	Options
+	ns      *host.Namespace
+	opts    Options
 	records records
+	places  *pins.Pins // the driver's own mounts: not where users see a file system
 	metrics metrics
 	locks   namedlock.Locks // by target
 
@@ -82,7 +85,8 @@ type Server struct {
 
 // New prepares the directories. It starts nothing.
 func New(ctx context.Context, o Options) (*Server, error) {
-	s := &Server{Options: o, records: records{o.Namespace, filepath.Join(o.StateDir, "podclients")}, metrics: newMetrics(), active: map[string]*reconciler{}}
+	r := records{o.Namespace, filepath.Join(o.StateDir, "podclients")}
+	s := &Server{ns: o.Namespace, opts: o, records: r, places: pins.New(o.Namespace, r.mounts()), metrics: newMetrics(), active: map[string]*reconciler{}}
 	if err := s.records.prepare(ctx); err != nil {
 		return nil, fmt.Errorf("preparing %s: %w", s.records.dir, err)
 	}
@@ -135,7 +139,7 @@ func (s *Server) forgotten(ctx context.Context, v podvolume.Volume) bool {
 	if !ok {
 		return false
 	}
-	gone, err := host.Call(ctx, s.Namespace, "looking for the pod of "+v.Target, nil, func() (bool, error) {
+	gone, err := host.Call(ctx, s.ns, "looking for the pod of "+v.Target, nil, func() (bool, error) {
 		if _, err := os.Lstat(filepath.Dir(dir)); err != nil { // kubelet's directory may not be there yet
 			return false, err
 		}
@@ -153,13 +157,13 @@ func (s *Server) forgotten(ctx context.Context, v podvolume.Volume) bool {
 	return true
 }
 
-// reconcile makes sure that the volume has a running reconciler and returns it. It waits for one that is stopping, as after an unpublish that timed out. The caller holds
-// the target's lock.
+// reconcile makes sure that the volume has a running reconciler and returns it. It waits for one that is stopping, as after an unpublish
+// that timed out. The caller holds the target's lock.
 func (s *Server) reconcile(ctx context.Context, v podvolume.Volume) (*reconciler, error) {
 	s.mu.Lock()
 	r := s.active[idOf(v.Target)]
 	s.mu.Unlock()
-	if r != nil && r.current().State == Stopped {
+	if r != nil && r.currentProgress().state == Stopped {
 		if err := r.wait(ctx); err != nil {
 			return nil, err
 		}
@@ -209,7 +213,7 @@ func (s *Server) stop(ctx context.Context, target string) error {
 	if r == nil {
 		return nil
 	}
-	r.set(Stopped)
+	r.setState(Stopped)
 	if r.cancel == nil { // Run has not begun
 		r.cancel = func() {}
 		close(r.done)
@@ -233,14 +237,14 @@ func (s *Server) forget(target string) {
 
 // Has reports whether a volume of this kind is published at a target.
 func (s *Server) Has(ctx context.Context, target string) (bool, error) {
-	_, ok, err := s.records.get(ctx, s.Resolve(target))
+	_, ok, err := s.records.get(ctx, s.opts.Resolve(target))
 	return ok, err
 }
 
 // Publish makes the volume appear at its target, without waiting for its client, and listens for that. It is idempotent. refused is the
 // reason to refuse the request, or nil; a volume that is published already stays so nevertheless.
 func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error) (err error) {
-	v.Target = s.Resolve(v.Target)
+	v.Target = s.opts.Resolve(v.Target)
 	release, err := s.locks.Lock(ctx, v.Target)
 	if err != nil {
 		return fault.Errorf(fault.Busy, "another request for the target is in flight: %w", err)
@@ -260,7 +264,7 @@ func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error)
 		}
 		return nil
 	}
-	if err := errors.Join(refused, s.Refused); err != nil {
+	if err := errors.Join(refused, s.opts.Refused); err != nil {
 		return err
 	}
 	if published {
@@ -269,7 +273,7 @@ func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error)
 	if err := s.check(ctx, v); err != nil {
 		return err
 	}
-	if err := s.admit(ctx, v); err != nil {
+	if err := s.recordIfAllowed(ctx, v); err != nil {
 		return err
 	}
 	defer func() {
@@ -295,15 +299,16 @@ func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error)
 // check refuses targets that are not kubelet's, or are not free.
 func (s *Server) check(ctx context.Context, v podvolume.Volume) error {
 	if _, _, ok := v.Pod(); !ok {
-		return fault.Field("target_path", "%s is not a target of kubelet for an inline volume (<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount)", v.Target)
+		return fault.Field("target_path",
+			"%s is not a target of kubelet for an inline volume (<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount)", v.Target)
 	}
-	if s.TargetRoot != "" && !strings.HasPrefix(v.Target, s.TargetRoot+"/") {
-		return fault.Field("target_path", "%q is not below %s", v.Target, s.TargetRoot)
+	if s.opts.TargetRoot != "" && !strings.HasPrefix(v.Target, s.opts.TargetRoot+"/") {
+		return fault.Field("target_path", "%q is not below %s", v.Target, s.opts.TargetRoot)
 	}
-	if err := host.CheckTarget(s.TargetRoot, v.Target); err != nil {
+	if err := host.CheckTarget(s.opts.TargetRoot, v.Target); err != nil {
 		return err
 	}
-	mounts, err := s.Namespace.Mounts(ctx)
+	mounts, err := s.ns.Mounts(ctx)
 	if err != nil {
 		return err
 	}
@@ -313,8 +318,8 @@ func (s *Server) check(ctx context.Context, v podvolume.Volume) error {
 	return nil
 }
 
-// admit writes the record of a volume if its pod may have it.
-func (s *Server) admit(ctx context.Context, v podvolume.Volume) error {
+// recordIfAllowed writes the record of a volume if its pod may have it.
+func (s *Server) recordIfAllowed(ctx context.Context, v podvolume.Volume) error {
 	// kubelet publishes a pod's volumes at the same time. Targets, which are locked, too, have longer names.
 	dir, _, _ := v.Pod()
 	release, err := s.locks.Lock(ctx, dir)
@@ -345,7 +350,8 @@ func (s *Server) checkOthers(ctx context.Context, v podvolume.Volume) error {
 			return fault.Errorf(fault.Exhausted, "the pod has %d volumes with a client of its own already, which is the maximum", maxOfPod)
 		}
 		if other.Socket == v.Socket && other.SocketDir() == v.SocketDir() {
-			return fault.Field("volume_context."+podvolume.AttributeSocket, "%q in emptyDir volume %q is the socket of the pod's volume %q: give each volume a socket of its own",
+			return fault.Field("volume_context."+podvolume.AttributeSocket,
+				"%q in emptyDir volume %q is the socket of the pod's volume %q: give each volume a socket of its own",
 				v.Socket, v.EmptyDir, filepath.Base(filepath.Dir(other.Target)))
 		}
 	}
@@ -359,12 +365,13 @@ func errForeign(target string, top host.Mount) error {
 // awaitEmptyDir waits until kubelet has made the emptyDir volume, with the tmpfs of one with medium Memory.
 func (s *Server) awaitEmptyDir(ctx context.Context, v podvolume.Volume) error {
 	for began := time.Now(); ; {
-		err := s.Namespace.Do(ctx, "looking for emptyDir volume "+v.EmptyDir, func() error { return emptyDirReady(s.TargetRoot, v) })
+		err := s.ns.Do(ctx, "looking for emptyDir volume "+v.EmptyDir, func() error { return emptyDirReady(s.opts.TargetRoot, v) })
 		if err == nil || !fault.Is(err, fault.NotFound) {
 			return err
 		}
 		if time.Since(began) >= emptyDirBound {
-			return fault.Errorf(fault.Precondition, "volume_context.%s: the pod has no emptyDir volume %q, or kubelet has not made it within %s: %w", podvolume.AttributeEmptyDir, v.EmptyDir, emptyDirBound, err)
+			return fault.Errorf(fault.Precondition, "volume_context.%s: the pod has no emptyDir volume %q, or kubelet has not made it within %s: %w",
+				podvolume.AttributeEmptyDir, v.EmptyDir, emptyDirBound, err)
 		}
 		select {
 		case <-time.After(emptyDirPause):
@@ -377,7 +384,7 @@ func (s *Server) awaitEmptyDir(ctx context.Context, v podvolume.Volume) error {
 // Unpublish removes the volume from a target: it ends the client's connection, unmounts, and removes the socket and the target. ok is
 // false if no volume of this kind is published there.
 func (s *Server) Unpublish(ctx context.Context, volumeID, target string) (ok bool, err error) {
-	target = s.Resolve(target)
+	target = s.opts.Resolve(target)
 	release, err := s.locks.Lock(ctx, target)
 	if err != nil {
 		return true, fault.Errorf(fault.Busy, "another request for the target is in flight: %w", err)
@@ -402,7 +409,7 @@ func (s *Server) Unpublish(ctx context.Context, volumeID, target string) (ok boo
 // Stats returns the usage that the client reports. It is fault.NotFound if the volume is not published at the path, and fault.Unavailable
 // while no client serves it.
 func (s *Server) Stats(ctx context.Context, volumeID, target string) (mount.Stats, error) {
-	target = s.Resolve(target)
+	target = s.opts.Resolve(target)
 	v, ok, err := s.records.get(ctx, target)
 	if err != nil {
 		return mount.Stats{}, err
@@ -410,17 +417,17 @@ func (s *Server) Stats(ctx context.Context, volumeID, target string) (mount.Stat
 	if !ok || v.VolumeID != volumeID {
 		return mount.Stats{}, fault.Errorf(fault.NotFound, "volume %s is not published at %s on this node", volumeID, target)
 	}
-	mounts, err := s.Namespace.Mounts(ctx)
+	mounts, err := s.ns.Mounts(ctx)
 	if err != nil {
 		return mount.Stats{}, err
 	}
 	current, ok := s.records.current(mounts, idOf(target))
-	if top, mounted := host.TopAt(mounts, target); !ok || !mounted || top.Minor != current.Minor {
+	if top, mounted := host.TopAt(mounts, target); !ok || !mounted || top.Minor != current.mount.Minor {
 		return mount.Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: no client of the pod serves it", volumeID, target)
 	}
 	ctx, cancel := context.WithTimeout(host.For(ctx, account(v)), statsBound)
 	defer cancel()
-	st, err := s.Namespace.Statfs(ctx, target)
+	st, err := s.ns.Statfs(ctx, target)
 	if err != nil {
 		return mount.Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: its client in the pod does not answer: %w", volumeID, target, err)
 	}

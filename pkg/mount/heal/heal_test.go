@@ -14,10 +14,14 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
 )
 
+func testHealer(p *parts.Parts) *Healer {
+	return &Healer{Enabled: true, Namespace: p.Namespace, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker}
+}
+
 // A heal that failed for a transient reason is repeated, although the host shows nothing stale any more.
 func TestFailedHealIsRepeated(t *testing.T) {
 	p := parts.New(t, mounttest.S3{})
-	h := New(true, p.Namespace, p.Store, p.Pins, p.Tracker)
+	h := testHealer(p)
 	m := p.Mount("a", "1", "rclone", nil)
 	p.Tracker.Mount(m.Name).NeedsHealing()
 	if err := h.HealOnce(t.Context(), m, true); err == nil {
@@ -26,7 +30,8 @@ func TestFailedHealIsRepeated(t *testing.T) {
 	if err := h.HealOnce(t.Context(), m, false); err == nil {
 		t.Error("it is not repeated")
 	}
-	for kind, want := range map[fault.Kind]bool{fault.NotFound: false, fault.Precondition: false, fault.Unsupported: false, fault.Timeout: true, fault.Unknown: true} {
+	transient := map[fault.Kind]bool{fault.NotFound: false, fault.Precondition: false, fault.Unsupported: false, fault.Timeout: true, fault.Unknown: true}
+	for kind, want := range transient {
 		if got := IsTransient(fault.Errorf(kind, "x")); got != want {
 			t.Errorf("%s: %t", kind, got)
 		}
@@ -36,7 +41,7 @@ func TestFailedHealIsRepeated(t *testing.T) {
 // A container can have any number of copies of a mount. They are one line in the log.
 func TestHeal_LogsOneLineForManyMounts(t *testing.T) {
 	p := parts.New(t, mounttest.S3{})
-	h := New(true, p.Namespace, p.Store, p.Pins, p.Tracker)
+	h := testHealer(p)
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	ctx := klog.NewContext(t.Context(), logger)
 	all := make([]host.Swapped, 4000)
