@@ -23,7 +23,7 @@ func bindDirs(t *testing.T, n *Namespace, source, target string, attrs BindAttrs
 			return err
 		}
 		defer from.Close()
-		to, err := OpenTarget("", target, true)
+		to, err := MakeTarget("", target)
 		if err != nil {
 			return err
 		}

@@ -49,7 +49,7 @@ func TestInvalidTargetPaths(t *testing.T) {
 		{"symlink with no root given", "", dir + "/linked-root/x", "linked-root is a symbolic link"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			f, err := OpenTarget(tc.root, tc.path, true)
+			f, err := MakeTarget(tc.root, tc.path)
 			if err == nil {
 				f.Close()
 			}
@@ -70,14 +70,14 @@ func TestTargetIsCreatedAndRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	target := dir + "/linked/target"
-	if _, err := OpenTarget(dir+"/linked", target, false); !fault.Is(err, fault.NotFound) {
+	if _, err := OpenTarget(dir+"/linked", target); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a missing target: %v", err)
 	}
-	if _, err := OpenTarget(dir+"/linked", target+"/missing/too", false); !fault.Is(err, fault.NotFound) {
+	if _, err := OpenTarget(dir+"/linked", target+"/missing/too"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a missing parent: %v", err)
 	}
 	for range 2 {
-		f, err := OpenTarget(dir+"/linked", target, true)
+		f, err := MakeTarget(dir+"/linked", target)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,10 +170,10 @@ func TestOpenTarget_LinkBelowTheRootNamesTheFlag(t *testing.T) {
 		t.Fatal(err)
 	}
 	target := root + "/pods/uid/mount"
-	if _, err := OpenTarget(root, target, true); fault.KindOf(err) != fault.Invalid || !strings.Contains(err.Error(), "--target-root to "+root+"/pods") {
+	if _, err := MakeTarget(root, target); fault.KindOf(err) != fault.Invalid || !strings.Contains(err.Error(), "--target-root to "+root+"/pods") {
 		t.Error(err)
 	}
-	dir, err := OpenTarget(root+"/pods", target, true)
+	dir, err := MakeTarget(root+"/pods", target)
 	if err != nil {
 		t.Fatal(err)
 	}

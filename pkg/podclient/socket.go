@@ -17,9 +17,6 @@ import (
 // backlog is how many programs may wait for an answer.
 const backlog = 8
 
-// fileID identifies a file of the host.
-type fileID struct{ device, inode uint64 }
-
 // emptyDirReady returns nil if kubelet has made the emptyDir volume, fault.NotFound if not. It runs inside Do.
 func emptyDirReady(root string, v podvolume.Volume) error {
 	// kubelet owns the directories on the way, so only the volume itself is opened without following links.
@@ -35,7 +32,7 @@ func emptyDirReady(root string, v podvolume.Volume) error {
 
 // openSocketDir opens the emptyDir volume without following symbolic links.
 func openSocketDir(root string, v podvolume.Volume) (*os.File, error) {
-	dir, err := host.OpenTarget(root, v.SocketDir(), false)
+	dir, err := host.OpenTarget(root, v.SocketDir())
 	if err != nil {
 		kind := fault.Precondition
 		if fault.Is(err, fault.NotFound) || errors.Is(err, unix.ENOENT) {
@@ -49,7 +46,7 @@ func openSocketDir(root string, v podvolume.Volume) (*os.File, error) {
 // listener is the volume's socket.
 type listener struct {
 	accepts *net.UnixListener // nil: closed
-	file    fileID
+	file    os.FileInfo
 }
 
 func (l *listener) close() {
@@ -77,14 +74,14 @@ func listen(root string, v podvolume.Volume) (l listener, err error) {
 		return l, err
 	}
 	// The path of a socket is at most 107 bytes long, and kubelet's is longer. bind(2) follows no link in the last component.
-	path := fmt.Sprintf("/proc/thread-self/fd/%d/%s", dir.Fd(), v.Socket)
+	path := pathIn(dir, v.Socket)
 	if err := bindOpen(socket, path); err != nil {
 		return l, fmt.Errorf("making the socket %s in the emptyDir volume %s: %w", v.Socket, v.EmptyDir, err)
 	}
 	if err := unix.Listen(socket, backlog); err != nil {
 		return l, err
 	}
-	if l.file, err = identify(dir, v.Socket); err != nil {
+	if l.file, err = os.Lstat(path); err != nil {
 		return l, err
 	}
 	made, err := net.FileListener(file)
@@ -112,10 +109,9 @@ func unlink(dir *os.File, name string) error {
 	return nil
 }
 
-func identify(dir *os.File, name string) (fileID, error) {
-	var st unix.Stat_t
-	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
-	return fileID{st.Dev, st.Ino}, err
+// pathIn returns a path to a file of an open directory. It is valid on the calling thread.
+func pathIn(dir *os.File, name string) string {
+	return fmt.Sprintf("/proc/thread-self/fd/%d/%s", dir.Fd(), name)
 }
 
 // isBound reports whether the name of the socket is still that of its file. It runs inside Do.
@@ -125,8 +121,8 @@ func (l listener) isBound(root string, v podvolume.Volume) bool {
 		return false
 	}
 	defer dir.Close()
-	now, err := identify(dir, v.Socket)
-	return err == nil && now == l.file
+	now, err := os.Lstat(pathIn(dir, v.Socket))
+	return err == nil && os.SameFile(now, l.file)
 }
 
 // removeSocket removes the socket. The emptyDir volume may be gone. It runs inside Do.

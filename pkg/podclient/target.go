@@ -84,7 +84,7 @@ func (s *Server) bindEmpty(v podvolume.Volume) error {
 		return err
 	}
 	defer empty.Close()
-	target, err := host.OpenTarget(s.opts.TargetRoot, v.Target, true)
+	target, err := host.MakeTarget(s.opts.TargetRoot, v.Target)
 	if err != nil {
 		return err
 	}
