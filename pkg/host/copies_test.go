@@ -32,8 +32,16 @@ func sleeperWith(t *testing.T, n *Namespace, dir string, namespaces uintptr, scr
 	t.Helper()
 	// The script changes its directory itself: until the exec, the child blocks a part of the Go runtime, which serves the mount here.
 	cmd := exec.Command("/bin/sh", "-c", `cd "$0" && `+script, dir)
-	cmd.Dir, cmd.Stderr = "/", os.Stderr
+	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: namespaces}
+	begin(t, n, cmd)
+	return cmd
+}
+
+// begin starts a process in the namespace, waits until it is ready, and returns the line that says so. The process's input ends with the
+// test.
+func begin(t *testing.T, n *Namespace, cmd *exec.Cmd) (line string) {
+	t.Helper()
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -42,14 +50,20 @@ func sleeperWith(t *testing.T, n *Namespace, dir string, namespaces uintptr, scr
 	if err != nil {
 		t.Fatal(err)
 	}
+	cmd.Stderr = os.Stderr
 	do(t, n, "starting a process", cmd.Start)
-	t.Cleanup(func() {
-		in.Close()
-		_ = cmd.Wait()
-	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+	t.Cleanup(func() { in.Close(); _ = cmd.Wait() })
+	if line, err = bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatalf("%q, %v", line, err)
 	}
+	return strings.TrimSpace(line)
+}
+
+// levelProcess returns a process of this test's program at a level, in a mount namespace of its own.
+func levelProcess(level string, args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), levelEnv+"="+level)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	return cmd
 }
 

@@ -348,7 +348,7 @@ func TestNextRunCompletesAKilledOne(t *testing.T) {
 			return err
 		}
 		defer stale.Close()
-		return unix.MoveMount(int(clone.Fd()), "", int(stale.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveBeneath)
+		return moveMount(int(clone.Fd()), stale, moveBeneath)
 	})
 	if at := mountsAt(t, r.n, target); len(at) != 2 {
 		t.Fatalf("%+v", at)
