@@ -74,6 +74,24 @@ func MountFuse(fuse, dir *os.File, m FuseMount) error {
 	return fmt.Errorf("mounting %s on %s: %w", m.Source, dir.Name(), err)
 }
 
+// NewFuseMount opens the FUSE device and mounts its connection on a directory of the driver's own; see OpenFuse and MountFuse.
+func NewFuseMount(path string, m FuseMount) (*os.File, error) {
+	dir, err := OpenDir(path)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	fuse, err := OpenFuse()
+	if err != nil {
+		return nil, err
+	}
+	if err := MountFuse(fuse, dir, m); err != nil {
+		fuse.Close()
+		return nil, err
+	}
+	return fuse, nil
+}
+
 // selinuxContext is user:role:type, usually with a level such as s0-s0:c0.c1023 or s0:c1,c2. Quotes and white space would end the
 // mount option.
 var selinuxContext = regexp.MustCompile(`^[A-Za-z0-9_.-]+:[A-Za-z0-9_.-]+:[A-Za-z0-9_.-]+(:[A-Za-z0-9_.,:-]+)?$`)
@@ -110,14 +128,19 @@ func selinuxEnabled() bool {
 // fdPath returns a path to an open file, for system calls that take no descriptor. It needs the host's /proc.
 func fdPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// MountEmpty mounts an empty file system that is never writable on a directory; call it inside Do. Not the mount is read-only but the file
+// MountEmpty mounts an empty file system that is never writable on a directory of the driver's own; call it inside Do. Not the mount is read-only but the file
 // system, so that a mount that replaces a copy of it, with the same flags, is writable. source is shown in mount tables.
-func MountEmpty(dir *os.File, source, selinuxContext string) (err error) {
+func MountEmpty(path, source, selinuxContext string) (err error) {
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("mounting an empty file system on %s: %w", dir.Name(), err)
+			err = fmt.Errorf("mounting an empty file system on %s: %w", path, err)
 		}
 	}()
+	dir, err := OpenDir(path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return err

@@ -49,7 +49,11 @@ func (s *Server) show(ctx context.Context, v podvolume.Volume) error {
 	}
 	return s.ns.Do(ctx, "mounting the empty file system of "+v.Target, func() error {
 		if !have {
-			if err := s.mountEmpty(v); err != nil {
+			place := s.records.empty(id)
+			if err := makeDir(place); err != nil {
+				return err
+			}
+			if err := host.MountEmpty(place, sourceOf(id), v.SELinuxContext); err != nil {
 				return err
 			}
 			failpoint.Here("podclient.empty")
@@ -61,21 +65,11 @@ func (s *Server) show(ctx context.Context, v podvolume.Volume) error {
 	})
 }
 
-func (s *Server) mountEmpty(v podvolume.Volume) error {
-	id := idOf(v.Target)
-	dir, err := makeDir(s.records.empty(id))
-	if err != nil {
+func makeDir(path string) error {
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
-	defer dir.Close()
-	return host.MountEmpty(dir, sourceOf(id), v.SELinuxContext)
-}
-
-func makeDir(path string) (*os.File, error) {
-	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return nil, err
-	}
-	return host.OpenDir(path)
+	return nil
 }
 
 func (s *Server) bindEmpty(v podvolume.Volume) error {
@@ -108,22 +102,15 @@ func (s *Server) mountClient(ctx context.Context, v podvolume.Volume, p peer) (n
 	drop := func(f *os.File) { f.Close() } // which leaves a stale mount, to be removed like that of a client that exited
 	fuse, err = host.Call(ctx, s.ns, "mounting the file system of the client of "+v.Target, drop, func() (*os.File, error) {
 		failpoint.Here("podclient.mounting")
-		dir, err := makeDir(path)
-		if err != nil {
-			return nil, err
-		}
-		defer dir.Close()
-		fuse, err := host.OpenFuse()
-		if err != nil {
+		if err := makeDir(path); err != nil {
 			return nil, err
 		}
 		m := host.FuseMount{Source: sourceOf(id), UID: p.uid, GID: p.gid, ReadOnly: v.ReadOnly, SELinuxContext: v.SELinuxContext}
-		if err := host.MountFuse(fuse, dir, m); err != nil {
-			fuse.Close()
-			return nil, err
+		fuse, err := host.NewFuseMount(path, m)
+		if err == nil {
+			failpoint.Here("podclient.mounted")
 		}
-		failpoint.Here("podclient.mounted")
-		return fuse, nil
+		return fuse, err
 	})
 	return n, fuse, err
 }
