@@ -35,8 +35,8 @@ const resolveCached = 0x20
 // maxSources bounds the mounts of the host from which a child is tried to be cloned.
 const maxSources = 8
 
-// children prepares the mounts below parent for onto, which replaces parent.
-func (r *replacement) children(ctx context.Context, parent Mount, onto *os.File) ([]*child, error) {
+// prepareChildren prepares the mounts below parent for onto, which replaces parent.
+func (r *replacement) prepareChildren(ctx context.Context, parent Mount, onto *os.File) ([]*child, error) {
 	var all []*child
 	for _, m := range r.tree.below(parent) {
 		c := &child{mount: m, rel: strings.TrimPrefix(m.Mountpoint, strings.TrimSuffix(parent.Mountpoint, "/")+"/")}
@@ -56,7 +56,7 @@ func (r *replacement) children(ctx context.Context, parent Mount, onto *os.File)
 			continue
 		}
 		var err error
-		if c.below, err = r.children(ctx, m, c.clone); err != nil {
+		if c.below, err = r.prepareChildren(ctx, m, c.clone); err != nil {
 			return nil, err
 		}
 	}
@@ -96,7 +96,7 @@ func (r *replacement) cloneChild(ctx context.Context, m Mount) (clone *os.File, 
 func (r *replacement) cloneFrom(ctx context.Context, source, m Mount) (*os.File, error) {
 	var clone *os.File
 	what := fmt.Sprintf("looking up %s in %s", m.Root, source.Mountpoint)
-	err := r.src.ask(ctx, what, r.files, func(context.Context) error {
+	err := r.src.askClient(ctx, what, r.files, func(context.Context) error {
 		top, err := openMount(source)
 		if err != nil {
 			return err
@@ -122,7 +122,7 @@ func (r *replacement) cloneFrom(ctx context.Context, source, m Mount) (*os.File,
 // findPlace looks up the directory or file in the healthy file system that a child is attached to.
 func (r *replacement) findPlace(ctx context.Context, c *child, onto *os.File) error {
 	what := fmt.Sprintf("looking up %s in %s", c.rel, r.src.swap.Source.Mountpoint)
-	return r.src.ask(ctx, what, r.files, func(ctx context.Context) error {
+	return r.src.askClient(ctx, what, r.files, func(ctx context.Context) error {
 		fd, err := openBelow(onto, c.rel, openPlace)
 		if errors.Is(err, unix.ENOENT) && c.clone != nil {
 			fd, err = r.makePlace(ctx, c, onto)

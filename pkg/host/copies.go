@@ -51,7 +51,7 @@ func (n *Namespace) detachInOthers(ctx context.Context, things string, match fun
 	held := func(ns *otherNamespace, mounts []Mount) bool {
 		return ns.owner == "" && len(host.foreignTo(mounts, match)) > 0
 	}
-	holders, unseen, err := n.holders(ctx, search{what: "searching for " + things, owners: spare, needs: match, pick: held})
+	holders, unseen, err := n.findHolders(ctx, search{what: "searching for " + things, owners: spare, needs: match, pick: held})
 	if err != nil {
 		return 0, err
 	}
@@ -59,7 +59,7 @@ func (n *Namespace) detachInOthers(ctx context.Context, things string, match fun
 		return 0, fault.Errorf(fault.Busy, "not detaching %s, because a namespace to spare is unknown: %w", things, unseen[0].Err)
 	}
 	var detached atomic.Int64 // a call may outlive this function
-	err = n.inEach(holders, func(at namespaceRef) error {
+	err = n.doInEach(holders, func(at namespaceRef) error {
 		what := "detaching " + things + at.name()
 		bounded, cancel := context.WithTimeout(ctx, otherBound)
 		defer cancel()
@@ -73,10 +73,10 @@ func (n *Namespace) detachInOthers(ctx context.Context, things string, match fun
 	return int(detached.Load()), err
 }
 
-// holders returns the other namespaces for whose mount tables pick reports true. A namespace whose table cannot be read costs only itself:
+// findHolders returns the other namespaces for whose mount tables pick reports true. A namespace whose table cannot be read costs only itself:
 // unseen are those that have an owner.
-func (n *Namespace) holders(ctx context.Context, s search) (holders []*otherNamespace, unseen []Swapped, err error) {
-	err = n.run(ctx, s.what, nil, func() error {
+func (n *Namespace) findHolders(ctx context.Context, s search) (holders []*otherNamespace, unseen []Swapped, err error) {
+	err = n.runCall(ctx, s.what, nil, func() error {
 		all, missed, err := n.otherNamespaces(ctx, s)
 		if err != nil {
 			return err
@@ -132,9 +132,9 @@ func (o *otherNamespace) mountsWithin(ctx context.Context, large map[string]int6
 // account is the namespace's owner, else its pod or cgroup.
 func (o *otherNamespace) account() string { return cmp.Or(o.owner, accountOf(o.pids[0])) }
 
-// inEach calls fn for each namespace: for those of one owner, else of one pod or cgroup, one after the other, and for the others at the same
+// doInEach calls fn for each namespace: for those of one owner, else of one pod or cgroup, one after the other, and for the others at the same
 // time, so that none waits for another tenant's. A namespace whose processes have exited is skipped.
-func (n *Namespace) inEach(all []*otherNamespace, fn func(at namespaceRef) error) error {
+func (n *Namespace) doInEach(all []*otherNamespace, fn func(at namespaceRef) error) error {
 	of := map[string][]namespaceRef{}
 	for _, ns := range all {
 		of[ns.account()] = append(of[ns.account()], namespaceRef{n, ns})

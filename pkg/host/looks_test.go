@@ -49,13 +49,13 @@ func TestLooks_BeginNoSecondLookAtAProcessThatHangs(t *testing.T) {
 		_, err := lookAt(t.Context(), &l, look{pid: pid, what: "looking"}, func() (bool, error) { return true, nil })
 		return err
 	}
-	if err := again(pid); err != nil || len(l.calls()) != 0 {
-		t.Errorf("%v, %q", err, l.calls())
+	if err := again(pid); err != nil || len(l.hungCalls()) != 0 {
+		t.Errorf("%v, %q", err, l.hungCalls())
 	}
 	end := hungLook(t, &l, pid)
 	began := time.Now()
-	if err := again(pid); !fault.Is(err, fault.Timeout) || len(l.calls()) != 1 {
-		t.Errorf("%v, %q", err, l.calls())
+	if err := again(pid); !fault.Is(err, fault.Timeout) || len(l.hungCalls()) != 1 {
+		t.Errorf("%v, %q", err, l.hungCalls())
 	}
 	if took := time.Since(began); took >= lookBound {
 		t.Errorf("the second look took %s", took)
@@ -68,7 +68,7 @@ func TestLooks_BeginNoSecondLookAtAProcessThatHangs(t *testing.T) {
 		t.Errorf("another process with its pid: %v", err)
 	}
 	end()
-	for len(l.calls()) > 0 {
+	for len(l.hungCalls()) > 0 {
 		time.Sleep(time.Millisecond)
 	}
 }
@@ -95,7 +95,7 @@ func TestLooks_AreBoundedForEachCgroup(t *testing.T) {
 	for _, end := range append(ends, kill) {
 		end()
 	}
-	for len(l.calls()) > 0 {
+	for len(l.hungCalls()) > 0 {
 		time.Sleep(time.Millisecond)
 	}
 }

@@ -88,7 +88,7 @@ func TopAt(mounts []Mount, path string) (top Mount, ok bool) {
 // Concurrent callers share a read that began after they called, and its result: do not modify it.
 func (n *Namespace) Mounts(ctx context.Context) ([]Mount, error) {
 	what := "reading " + n.mountinfo
-	if err := n.admit(ctx, what); err != nil {
+	if err := n.checkOverdue(ctx, what); err != nil {
 		return nil, err
 	}
 	mounts, err := n.tables.Read(ctx, func(ctx context.Context) ([]Mount, error) {
@@ -111,7 +111,7 @@ func (n *Namespace) Mounts(ctx context.Context) ([]Mount, error) {
 // for any number of callers. It does not notice other changes: of paths, by renames of directories, and of propagation.
 func (n *Namespace) KnownMounts(ctx context.Context) ([]Mount, error) {
 	what := "reading " + n.mountinfo
-	if err := n.admit(ctx, what); err != nil {
+	if err := n.checkOverdue(ctx, what); err != nil {
 		return nil, err
 	}
 	k, file := &n.known, tableFile{path: n.mountinfo}

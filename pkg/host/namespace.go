@@ -128,7 +128,7 @@ func (n *Namespace) Foreign() bool { return n.foreign }
 // change what the caller uses after Do has failed. With too many overdue calls, in total or on the context's account (see For),
 // Do starts no further ones (fault.Exhausted).
 func (n *Namespace) Do(ctx context.Context, what string, fn func() error) error {
-	return n.run(ctx, what, n.entry(), fn)
+	return n.runCall(ctx, what, n.entry(), fn)
 }
 
 // entry returns the function that enters the namespace, nil if this process is in it.
@@ -139,17 +139,17 @@ func (n *Namespace) entry() func() error {
 	return nil
 }
 
-// run is Do with the function that enters a namespace. If enter is nil, fn runs plainly, else on a thread that ends afterwards.
-func (n *Namespace) run(ctx context.Context, what string, enter, fn func() error) error {
-	if err := n.admit(ctx, what); err != nil {
+// runCall is Do with the function that enters a namespace. If enter is nil, fn runs plainly, else on a thread that ends afterwards.
+func (n *Namespace) runCall(ctx context.Context, what string, enter, fn func() error) error {
+	if err := n.checkOverdue(ctx, what); err != nil {
 		return err
 	}
 	c := n.newCall(ctx, what)
-	n.start(c, enter, fn)
-	return n.wait(ctx, c)
+	n.startCall(c, enter, fn)
+	return n.awaitCall(ctx, c)
 }
 
-func (n *Namespace) admit(ctx context.Context, what string) error {
+func (n *Namespace) checkOverdue(ctx context.Context, what string) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%s: not started: %w", what, err)
 	}
@@ -178,10 +178,10 @@ func (n *Namespace) newCall(ctx context.Context, what string) *call {
 	return &call{what: what, account: accountIn(ctx), started: time.Now(), logger: klog.FromContext(ctx), done: make(chan struct{}), err: errUnfinished}
 }
 
-// start starts a call. The result of fn is in the call's err when done is closed.
-func (n *Namespace) start(c *call, enter, fn func() error) {
+// startCall starts a call. The result of fn is in the call's err when done is closed.
+func (n *Namespace) startCall(c *call, enter, fn func() error) {
 	go func() {
-		defer n.finish(c)
+		defer n.finishCall(c)
 		if enter == nil {
 			c.err = fn()
 			return
@@ -196,8 +196,8 @@ func (n *Namespace) start(c *call, enter, fn func() error) {
 	}()
 }
 
-// wait waits for a call until ctx ends, and then counts it as overdue.
-func (n *Namespace) wait(ctx context.Context, c *call) error {
+// awaitCall waits for a call until ctx ends, and then counts it as overdue.
+func (n *Namespace) awaitCall(ctx context.Context, c *call) error {
 	select {
 	case <-c.done:
 		return c.err
@@ -214,7 +214,7 @@ func (n *Namespace) wait(ctx context.Context, c *call) error {
 	return fmt.Errorf("%s: no answer for %s, the call is still running: %w", c.what, age(c), ctx.Err())
 }
 
-func (n *Namespace) finish(c *call) {
+func (n *Namespace) finishCall(c *call) {
 	n.mu.Lock()
 	_, late := n.overdue[c]
 	delete(n.overdue, c)
@@ -230,7 +230,7 @@ func (n *Namespace) finish(c *call) {
 
 // Overdue returns the number of calls that still run after their context has ended, and of looks at processes that hang.
 func (n *Namespace) Overdue() int {
-	hung := len(n.looks.calls())
+	hung := len(n.looks.hungCalls())
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.overdue) + hung
@@ -238,7 +238,7 @@ func (n *Namespace) Overdue() int {
 
 // OverdueCalls returns the names and ages of the calls that Overdue counts.
 func (n *Namespace) OverdueCalls() []string {
-	names := n.looks.calls()
+	names := n.looks.hungCalls()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for c := range n.overdue {

@@ -60,7 +60,7 @@ func (r namespaceRef) do(ctx context.Context, what string, fn func(h nsHandle) e
 		h.inUserNS, err = belongsBelow(h.proc, ns)
 		return err
 	}
-	return r.n.run(ctx, what, enter, func() error {
+	return r.n.runCall(ctx, what, enter, func() error {
 		defer unix.Close(h.proc)
 		return fn(h)
 	})
@@ -74,15 +74,15 @@ func (r namespaceRef) pid() int {
 	return r.other.pids[0]
 }
 
-// bound returns the time for work in the namespace, for which one for this process's own is given.
-func (r namespaceRef) bound(own time.Duration) time.Duration {
+// timeLimit returns the time for work in the namespace, for which one for this process's own is given.
+func (r namespaceRef) timeLimit(own time.Duration) time.Duration {
 	if r.other == nil {
 		return own
 	}
 	return min(own, otherBound)
 }
 
-func (r namespaceRef) owner() string {
+func (r namespaceRef) ownerName() string {
 	if r.other == nil {
 		return ""
 	}

@@ -38,7 +38,7 @@ type search struct {
 
 // otherNamespaces finds the mount namespaces of processes, other than the host's, and their owners by cgroup. It does not see namespaces without
 // processes, nor those of processes that this one may not inspect, whose number it logs. A process that hangs costs none of the others their
-// place: hung are those that have an owner, and whose namespace is therefore not known. Call it inside run.
+// place: hung are those that have an owner, and whose namespace is therefore not known. Call it inside runCall.
 func (n *Namespace) otherNamespaces(ctx context.Context, s search) (found []*otherNamespace, hung []Swapped, err error) {
 	pids, err := proc.PIDs()
 	if err != nil {
@@ -172,7 +172,7 @@ func (n *Namespace) ShownInOtherNamespaces(ctx context.Context, what string, mat
 		return "", err
 	}
 	var found Mount
-	holders, _, err := n.holders(ctx, search{what: what, needs: match, pick: func(_ *otherNamespace, mounts []Mount) bool {
+	holders, _, err := n.findHolders(ctx, search{what: what, needs: match, pick: func(_ *otherNamespace, mounts []Mount) bool {
 		copies := host.lastingAfter(mounts, match)
 		if len(copies) > 0 {
 			found = copies[0]
@@ -193,7 +193,7 @@ func (n *Namespace) MountsInOtherNamespaces(ctx context.Context, what string, ow
 		return nil, err
 	}
 	var all []Mount
-	_, _, err = n.holders(ctx, search{what: what, owners: owners, owned: true, needs: match, pick: func(_ *otherNamespace, mounts []Mount) bool {
+	_, _, err = n.findHolders(ctx, search{what: what, owners: owners, owned: true, needs: match, pick: func(_ *otherNamespace, mounts []Mount) bool {
 		all = append(all, host.foreignTo(mounts, match)...)
 		return false
 	}})
@@ -206,11 +206,11 @@ func (n *Namespace) MountsInOtherNamespaces(ctx context.Context, what string, ow
 // DoInOtherNamespaces is Do in each other mount namespace for whose mount table pick reports true. who is a process of the namespace, for
 // messages. Namespaces are found as in DetachCopies. A namespace whose processes have exited is skipped.
 func (n *Namespace) DoInOtherNamespaces(ctx context.Context, what string, pick func(mounts []Mount) bool, fn func(who string) error) error {
-	picked, _, err := n.holders(ctx, search{what: what, pick: func(_ *otherNamespace, mounts []Mount) bool { return pick(mounts) }})
+	picked, _, err := n.findHolders(ctx, search{what: what, pick: func(_ *otherNamespace, mounts []Mount) bool { return pick(mounts) }})
 	if err != nil {
 		return err
 	}
-	return n.inEach(picked, func(at namespaceRef) error {
+	return n.doInEach(picked, func(at namespaceRef) error {
 		who := processName(at.pid())
 		if err := at.do(ctx, what+at.name(), func(nsHandle) error { return fn(who) }); err != nil {
 			return fmt.Errorf("%s%s: %w", what, at.name(), err)

@@ -23,7 +23,7 @@ func (n *Namespace) Passable(ctx context.Context, path string, uid uint32) error
 	if enter == nil {
 		enter = func() error { return nil } // the thread must end afterwards: it becomes the user's
 	}
-	return n.run(ctx, fmt.Sprintf("checking whether uid %d can pass through %s", uid, path), enter, func() error {
+	return n.runCall(ctx, fmt.Sprintf("checking whether uid %d can pass through %s", uid, path), enter, func() error {
 		path, err := resolveExisting(path)
 		if err != nil {
 			return err

@@ -58,7 +58,7 @@ func lookAt[T any](ctx context.Context, l *Looks, at look, fn func() (T, error))
 		err   error
 	}
 	var none T
-	if err := l.admit(ctx, at.pid); err != nil {
+	if err := l.checkHung(ctx, at.pid); err != nil {
 		return none, err
 	}
 	done, abandoned := make(chan result), make(chan struct{})
@@ -71,7 +71,7 @@ func lookAt[T any](ctx context.Context, l *Looks, at look, fn func() (T, error))
 			if late, closable := any(value).(io.Closer); closable && err == nil {
 				late.Close()
 			}
-			l.returned(&at)
+			l.removeHung(&at)
 		}
 	}()
 	bound := time.NewTimer(lookBound)
@@ -81,13 +81,13 @@ func lookAt[T any](ctx context.Context, l *Looks, at look, fn func() (T, error))
 	case r := <-done:
 		return r.value, r.err
 	case <-bound.C:
-		l.abandon(ctx, &at)
+		l.addHung(ctx, &at)
 		return none, errHung(at.pid)
 	}
 }
 
-// admit returns an error if no look at a process may begin.
-func (l *Looks) admit(ctx context.Context, pid int) error {
+// checkHung returns an error if no look at a process may begin.
+func (l *Looks) checkHung(ctx context.Context, pid int) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (l *Looks) admit(ctx context.Context, pid int) error {
 	return nil
 }
 
-func (l *Looks) abandon(ctx context.Context, h *look) {
+func (l *Looks) addHung(ctx context.Context, h *look) {
 	h.account = accountOf(h.pid)
 	if process, err := unix.PidfdOpen(h.pid, 0); err == nil {
 		h.process = process
@@ -125,7 +125,7 @@ func (l *Looks) abandon(ctx context.Context, h *look) {
 	klog.FromContext(ctx).Info("Process hangs in the kernel, skipping it", "process", processName(h.pid), "account", h.account, "call", h.what)
 }
 
-func (l *Looks) returned(h *look) {
+func (l *Looks) removeHung(h *look) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.hung, h)
@@ -134,8 +134,8 @@ func (l *Looks) returned(h *look) {
 	}
 }
 
-// calls returns the looks that hang.
-func (l *Looks) calls() []string {
+// hungCalls returns the looks that hang.
+func (l *Looks) hungCalls() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var all []string
@@ -208,7 +208,7 @@ const maxUsers = 10
 // processes that this one may not inspect or that hang, nor memory maps of closed files.
 func (n *Namespace) Users(ctx context.Context, m Mount) ([]string, error) {
 	var users []string
-	err := n.run(ctx, "searching for users of "+m.Mountpoint, nil, func() error {
+	err := n.runCall(ctx, "searching for users of "+m.Mountpoint, nil, func() error {
 		pids, err := proc.PIDs()
 		if err != nil {
 			return err

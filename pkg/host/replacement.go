@@ -37,7 +37,7 @@ func (src *source) replace(tree mountTree, stale Mount, owner string) *replaceme
 		r.like.Options += ",ro"
 	}
 	for len(r.tree.below(stale)) == 0 { // a mount with children cannot be skipped: they move to the new mount
-		under, ok := tree.under(stale)
+		under, ok := tree.mountUnder(stale)
 		if !ok || under.Root != stale.Root {
 			break
 		}
@@ -63,38 +63,38 @@ func (r *replacement) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	base := r.stack[len(r.stack)-1]
-	if r.below, err = r.children(ctx, base, r.clone); err != nil || len(r.below) == 0 {
+	if r.below, err = r.prepareChildren(ctx, base, r.clone); err != nil || len(r.below) == 0 {
 		return err
 	}
 	// An earlier run was killed while it moved children to a mount that cannot be opened any more.
-	under, ok := r.tree.under(base)
+	under, ok := r.tree.mountUnder(base)
 	if !ok || !r.src.isHealthy(under) {
 		return nil
 	}
-	if second, ok := r.tree.under(under); ok && r.src.isHealthy(second) {
+	if second, ok := r.tree.mountUnder(under); ok && r.src.isHealthy(second) {
 		return fault.Errorf(fault.Precondition, "two attempts to move the mounts below it were interrupted; restart the container")
 	}
-	moved, err := r.children(ctx, under, r.clone)
+	moved, err := r.prepareChildren(ctx, under, r.clone)
 	r.below = append(r.below, moved...)
 	return err
 }
 
-// carryOut replaces the stale mount with the clone. The calling thread is in its namespace. It returns false if there was nothing to
+// replaceStale replaces the stale mount with the clone. The calling thread is in its namespace. It returns false if there was nothing to
 // do any more.
-func (r *replacement) carryOut(ctx context.Context, h nsHandle) (bool, error) {
+func (r *replacement) replaceStale(ctx context.Context, h nsHandle) (bool, error) {
 	if h.inUserNS {
 		if err := r.refuseWithoutLocks(h); err != nil {
 			return false, err
 		}
 	}
-	err := r.putInPlace(ctx, h)
+	err := r.attachAndDetach(ctx, h)
 	if errors.Is(err, errHidden) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
-		return r.settle(ctx, h, err)
+		return r.findOutcome(ctx, h, err)
 	}
 	return err == nil, err
 }
 
-// putInPlace is carryOut for a stale mount that has not changed since it was planned. The steps are:
+// attachAndDetach is replaceStale for a stale mount that has not changed since it was planned. The steps are:
 //  1. detach equal stale mounts on top; if an earlier run has attached a replacement already, only set its propagation type,
 //  2. check the types, the id-mapping and, in a user namespace below the driver's, the locks,
 //  3. attach the clone, beneath the stale mount if the kernel can,
@@ -102,7 +102,7 @@ func (r *replacement) carryOut(ctx context.Context, h nsHandle) (bool, error) {
 //  5. detach the stale mount, if the clone is beneath it.
 //
 // From step 3 on it ignores the end of ctx.
-func (r *replacement) putInPlace(ctx context.Context, h nsHandle) error {
+func (r *replacement) attachAndDetach(ctx context.Context, h nsHandle) error {
 	// They hide nothing but an equal mount. Detaching them leaves none below the replacement.
 	base := len(r.stack) - 1
 	for i, stale := range r.stack {
@@ -164,8 +164,8 @@ func (r *replacement) putInPlace(ctx context.Context, h nsHandle) error {
 	return setPropagation(int(r.clone.Fd()), propagationOf(r.stale))
 }
 
-// settle finds out what happened to a stale mount that is not at its mount point any more.
-func (r *replacement) settle(ctx context.Context, h nsHandle, cause error) (bool, error) {
+// findOutcome finds out what happened to a stale mount that is not at its mount point any more.
+func (r *replacement) findOutcome(ctx context.Context, h nsHandle, cause error) (bool, error) {
 	mounts, err := h.mounts(ctx)
 	if err != nil {
 		return false, err

@@ -40,7 +40,7 @@ func (n *Namespace) openSource(ctx context.Context, s Swap) (*source, error) {
 	src := &source{swap: s, n: n, files: newOpenFiles()}
 	what := "opening the healthy mount " + s.Source.Mountpoint
 	err := n.Do(ctx, what, func() error {
-		return using(func() error { return src.open(ctx) }, src.files)
+		return withFiles(func() error { return src.open(ctx) }, src.files)
 	})
 	if err != nil {
 		src.files.release()
@@ -66,13 +66,13 @@ func (src *source) open(ctx context.Context) error {
 	return nil
 }
 
-// ask runs fn, which may wait for the client, in the namespace of the healthy mount and within the bound. fn adds the files that it
+// askClient runs fn, which may wait for the client, in the namespace of the healthy mount and within the bound. fn adds the files that it
 // opens to files.
-func (src *source) ask(ctx context.Context, what string, files *openFiles, fn func(ctx context.Context) error) error {
+func (src *source) askClient(ctx context.Context, what string, files *openFiles, fn func(ctx context.Context) error) error {
 	bounded, cancel := context.WithTimeout(For(ctx, "mount "+src.swap.Source.Source), src.swap.Bound)
 	defer cancel()
 	return src.n.Do(bounded, what, func() error {
-		return using(func() error { return fn(bounded) }, src.files, files)
+		return withFiles(func() error { return fn(bounded) }, src.files, files)
 	})
 }
 
@@ -86,8 +86,8 @@ func (src *source) clone(ctx context.Context, files *openFiles, stale Mount) (*o
 	}
 	stale.Options += ",nosuid,nodev"
 	var clone *os.File
-	err := src.ask(ctx, fmt.Sprintf("looking up %s in %s", stale.Root, src.swap.Source.Mountpoint), files, func(ctx context.Context) error {
-		dir, of := src.origin(ctx, files, stale)
+	err := src.askClient(ctx, fmt.Sprintf("looking up %s in %s", stale.Root, src.swap.Source.Mountpoint), files, func(ctx context.Context) error {
+		dir, of := src.cloneOrigin(ctx, files, stale)
 		if rel := strings.TrimPrefix(strings.TrimPrefix(stale.Root, of.Root), "/"); rel != "" {
 			fd, err := openBelow(dir, rel, openPlace)
 			if err != nil {
@@ -225,8 +225,8 @@ func (o *openFiles) add(fd int, name string) *os.File {
 	return f
 }
 
-// using runs fn as a user of all the sets.
-func using(fn func() error, sets ...*openFiles) error {
+// withFiles runs fn as a user of all the sets.
+func withFiles(fn func() error, sets ...*openFiles) error {
 	for i, o := range sets {
 		if !o.acquire() {
 			for _, acquired := range sets[:i] {
@@ -258,7 +258,7 @@ func (n *Namespace) HoldGroups(ctx context.Context, mounts []Mount) (*Groups, er
 		return g, nil
 	}
 	if err := n.Do(ctx, "keeping the peer groups of mounts", func() error {
-		return using(func() error { g.add(shared); return nil }, g.files)
+		return withFiles(func() error { g.add(shared); return nil }, g.files)
 	}); err != nil {
 		g.Close()
 		return nil, err
@@ -298,9 +298,9 @@ func (g *Groups) masterOf(m Mount) string {
 	return g.places[m.propagation("master:")]
 }
 
-// origin returns the directory that the replacement of a mount is cloned from, and its mount. That is the healthy mount or, if the
+// cloneOrigin returns the directory that the replacement of a mount is cloned from, and its mount. That is the healthy mount or, if the
 // stale mount is a slave, the healthy mount where its master was, so that the replacement becomes a slave of that.
-func (src *source) origin(ctx context.Context, files *openFiles, stale Mount) (*os.File, Mount) {
+func (src *source) cloneOrigin(ctx context.Context, files *openFiles, stale Mount) (*os.File, Mount) {
 	place := src.swap.Groups.masterOf(stale)
 	if place == "" {
 		return src.root, src.swap.Source

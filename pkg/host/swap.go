@@ -95,13 +95,15 @@ func (n *Namespace) SwapInOtherNamespaces(ctx context.Context, s Swap, owners Ow
 		return nil, err
 	}
 	what := "searching for stale mounts of " + s.Source.Source
-	held := func(_ *otherNamespace, mounts []Mount) bool { return len(host.foreignTo(mounts, src.concerns)) > 0 }
-	holders, all, err := n.holders(ctx, search{what: what, owners: owners, owned: true, needs: src.concerns, pick: held})
+	held := func(_ *otherNamespace, mounts []Mount) bool {
+		return len(host.foreignTo(mounts, src.isStaleOrUnknown)) > 0
+	}
+	holders, all, err := n.findHolders(ctx, search{what: what, owners: owners, owned: true, needs: src.isStaleOrUnknown, pick: held})
 	if err != nil {
 		return nil, err
 	}
 	var mu sync.Mutex
-	err = n.inEach(holders, func(at namespaceRef) error {
+	err = n.doInEach(holders, func(at namespaceRef) error {
 		own := *src // what a look-up for one namespace finds, or waits for, is not the others'
 		swapped, err := n.swapInOther(ctx, &own, at, host)
 		if err != nil && ctx.Err() == nil && !errors.Is(err, errEnded) { // caused by that namespace
@@ -119,7 +121,7 @@ func (n *Namespace) swapInOther(ctx context.Context, src *source, at namespaceRe
 	// Not from /proc/<pid>/mountinfo, whose paths begin at that process's root.
 	var mounts []Mount
 	what := "reading the mount table" + at.name()
-	bounded, cancel := context.WithTimeout(ctx, at.bound(src.swap.Bound))
+	bounded, cancel := context.WithTimeout(ctx, at.timeLimit(src.swap.Bound))
 	defer cancel()
 	err := at.do(bounded, what, func(h nsHandle) (err error) {
 		mounts, err = h.mounts(bounded)
@@ -129,7 +131,7 @@ func (n *Namespace) swapInOther(ctx context.Context, src *source, at namespaceRe
 		return nil, err
 	}
 	own := map[int]bool{}
-	for _, m := range host.foreignTo(mounts, src.concerns) {
+	for _, m := range host.foreignTo(mounts, src.isStaleOrUnknown) {
 		own[m.ID] = true
 	}
 	return src.swapIn(ctx, at, mounts, func(m Mount) bool { return own[m.ID] })
@@ -143,7 +145,7 @@ func (src *source) isUnknown(m Mount) bool {
 	return src.swap.Unknown != nil && !src.isHealthy(m) && !src.swap.Stale(m) && src.swap.Unknown(m)
 }
 
-func (src *source) concerns(m Mount) bool { return src.isStale(m) || src.isUnknown(m) }
+func (src *source) isStaleOrUnknown(m Mount) bool { return src.isStale(m) || src.isUnknown(m) }
 
 // swapIn replaces the stale mounts in the table of one namespace for which where reports true.
 func (src *source) swapIn(ctx context.Context, at namespaceRef, mounts []Mount, where func(Mount) bool) ([]Swapped, error) {
@@ -162,7 +164,7 @@ func (src *source) swapIn(ctx context.Context, at namespaceRef, mounts []Mount, 
 		if err := ctx.Err(); err != nil {
 			return all, fmt.Errorf("replacing stale mounts of %s%s: %w", src.swap.Source.Source, at.name(), err)
 		}
-		r := src.replace(tree, stale, at.owner())
+		r := src.replace(tree, stale, at.ownerName())
 		done, overdue, err := src.swapOne(ctx, at, r)
 		if errors.Is(err, errEnded) {
 			return all, err
@@ -189,12 +191,12 @@ func (src *source) swapOne(ctx context.Context, at namespaceRef, r *replacement)
 	}
 	stale := r.stale
 	what := fmt.Sprintf("replacing the stale mount %s%s", stale.Mountpoint, at.name())
-	bounded, cancel := context.WithTimeout(ctx, at.bound(src.swap.Bound))
+	bounded, cancel := context.WithTimeout(ctx, at.timeLimit(src.swap.Bound))
 	defer cancel()
 	replaced := false // not done, which a call that outlives this one must not change
 	err = at.do(bounded, what, func(h nsHandle) error {
-		return using(func() (err error) {
-			replaced, err = r.carryOut(bounded, h)
+		return withFiles(func() (err error) {
+			replaced, err = r.replaceStale(bounded, h)
 			return err
 		}, r.files)
 	})
@@ -225,7 +227,7 @@ func newTree(mounts []Mount) mountTree {
 // top returns the visible mount where m is mounted: m, or the last one stacked on it.
 func (t mountTree) top(m Mount) Mount {
 	for range len(t.byID) { // no stack is longer
-		over, ok := t.over(m)
+		over, ok := t.mountOn(m)
 		if !ok {
 			break
 		}
@@ -234,8 +236,8 @@ func (t mountTree) top(m Mount) Mount {
 	return m
 }
 
-// over returns the mount that is stacked on m.
-func (t mountTree) over(m Mount) (Mount, bool) {
+// mountOn returns the mount that is stacked on m.
+func (t mountTree) mountOn(m Mount) (Mount, bool) {
 	for _, c := range t.children[m.ID] {
 		if c.Mountpoint == m.Mountpoint && c.ID != m.ID {
 			return c, true
@@ -244,8 +246,8 @@ func (t mountTree) over(m Mount) (Mount, bool) {
 	return Mount{}, false
 }
 
-// under returns the mount that m is stacked on.
-func (t mountTree) under(m Mount) (Mount, bool) {
+// mountUnder returns the mount that m is stacked on.
+func (t mountTree) mountUnder(m Mount) (Mount, bool) {
 	u, ok := t.byID[m.Parent]
 	return u, ok && u.ID != m.ID && u.Mountpoint == m.Mountpoint
 }

@@ -98,10 +98,10 @@ func (s *Server) Run(ctx context.Context) {
 	s.mu.Lock()
 	s.base = ctx
 	for _, r := range s.active { // published before
-		s.launch(r)
+		s.launchReconciler(r)
 	}
 	s.mu.Unlock()
-	s.resume(ctx)
+	s.resumeVolumes(ctx)
 	<-ctx.Done()
 	s.mu.Lock()
 	s.stopped = true
@@ -109,8 +109,8 @@ func (s *Server) Run(ctx context.Context) {
 	s.group.Wait()
 }
 
-// resume serves the volumes that an earlier driver published. Records that cannot be read are reported; the others are served.
-func (s *Server) resume(ctx context.Context) {
+// resumeVolumes serves the volumes that an earlier driver published. Records that cannot be read are reported; the others are served.
+func (s *Server) resumeVolumes(ctx context.Context) {
 	volumes, err := s.records.all(ctx)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read records of volumes with clients in pods")
@@ -120,7 +120,7 @@ func (s *Server) resume(ctx context.Context) {
 		if err != nil {
 			return
 		}
-		if have, ok, err := s.records.get(ctx, v.Target); err == nil && ok && have == v && !s.forgotten(ctx, v) {
+		if have, ok, err := s.records.get(ctx, v.Target); err == nil && ok && have == v && !s.removeIfPodGone(ctx, v) {
 			_, err = s.reconcile(ctx, v)
 			if err != nil {
 				klog.FromContext(ctx).Error(err, "Cannot serve volume of a client in a pod", "volume", v.VolumeID, "target", v.Target)
@@ -130,9 +130,9 @@ func (s *Server) resume(ctx context.Context) {
 	}
 }
 
-// forgotten removes a volume whose pod's directory was removed without an unpublish, as by a reset of kubelet, and reports whether it did.
+// removeIfPodGone removes a volume whose pod's directory was removed without an unpublish, as by a reset of kubelet, and reports whether it did.
 // No request would remove it any more.
-func (s *Server) forgotten(ctx context.Context, v podvolume.Volume) bool {
+func (s *Server) removeIfPodGone(ctx context.Context, v podvolume.Volume) bool {
 	ctx, cancel := context.WithTimeout(ctx, cleanupBound)
 	defer cancel()
 	dir, _, ok := v.Pod()
@@ -149,7 +149,7 @@ func (s *Server) forgotten(ctx context.Context, v podvolume.Volume) bool {
 	if err != nil || !gone {
 		return false
 	}
-	if err := s.remove(ctx, v); err != nil {
+	if err := s.removeVolume(ctx, v); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot remove volume of a pod that is gone", "volume", v.VolumeID, "target", v.Target)
 		return false
 	}
@@ -164,7 +164,7 @@ func (s *Server) reconcile(ctx context.Context, v podvolume.Volume) (*reconciler
 	r := s.active[idOf(v.Target)]
 	s.mu.Unlock()
 	if r != nil && r.currentProgress().state == Stopped {
-		if err := r.wait(ctx); err != nil {
+		if err := r.awaitEnd(ctx); err != nil {
 			return nil, err
 		}
 		r = nil
@@ -177,13 +177,13 @@ func (s *Server) reconcile(ctx context.Context, v podvolume.Volume) (*reconciler
 	r = newReconciler(s, v)
 	s.active[idOf(v.Target)] = r
 	if s.base != nil {
-		s.launch(r)
+		s.launchReconciler(r)
 	}
 	return r, nil
 }
 
-// listen makes sure that the driver listens for the clients of a volume.
-func (s *Server) listen(ctx context.Context, v podvolume.Volume) error {
+// listenForClient makes sure that the driver listens for the clients of a volume.
+func (s *Server) listenForClient(ctx context.Context, v podvolume.Volume) error {
 	r, err := s.reconcile(ctx, v)
 	if err != nil {
 		return err
@@ -191,8 +191,8 @@ func (s *Server) listen(ctx context.Context, v podvolume.Volume) error {
 	return r.listen(ctx)
 }
 
-// launch starts a reconciler; mu is held.
-func (s *Server) launch(r *reconciler) {
+// launchReconciler starts a reconciler; mu is held.
+func (s *Server) launchReconciler(r *reconciler) {
 	if s.stopped || r.cancel != nil {
 		return
 	}
@@ -205,8 +205,8 @@ func (s *Server) launch(r *reconciler) {
 	})
 }
 
-// stop stops the reconciler of a target and waits for it. It stays known as stopped until forget. The caller holds the target's lock.
-func (s *Server) stop(ctx context.Context, target string) error {
+// stopReconciler stops the reconciler of a target and waits for it. It stays known as stopped until forgetReconciler. The caller holds the target's lock.
+func (s *Server) stopReconciler(ctx context.Context, target string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.active[idOf(target)]
@@ -221,15 +221,15 @@ func (s *Server) stop(ctx context.Context, target string) error {
 	r.cancel()
 	s.mu.Unlock()
 	defer s.mu.Lock()
-	if err := r.wait(ctx); err != nil {
+	if err := r.awaitEnd(ctx); err != nil {
 		return err
 	}
 	r.closeListener()
 	return nil
 }
 
-// forget ends the record of a reconciler that was stopped.
-func (s *Server) forget(target string) {
+// forgetReconciler ends the record of a reconciler that was stopped.
+func (s *Server) forgetReconciler(target string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.active, idOf(target))
@@ -255,9 +255,9 @@ func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error)
 	case err != nil:
 		return err
 	case published && have.Same(v):
-		err := s.show(ctx, v)
+		err := s.showVolume(ctx, v)
 		if err == nil {
-			err = s.listen(ctx, v)
+			err = s.listenForClient(ctx, v)
 		}
 		if err != nil {
 			return fault.Errorf(fault.Unavailable, "the target is left unchanged: %w", err)
@@ -270,7 +270,7 @@ func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error)
 	if published {
 		return fault.Errorf(fault.Exists, "target %s shows volume %s with other attributes (%s/%s)", v.Target, have.VolumeID, have.EmptyDir, have.Socket)
 	}
-	if err := s.check(ctx, v); err != nil {
+	if err := s.checkTarget(ctx, v); err != nil {
 		return err
 	}
 	if err := s.recordIfAllowed(ctx, v); err != nil {
@@ -280,24 +280,24 @@ func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error)
 		if err != nil {
 			cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 			defer cancel()
-			err = mount.WithCleanupError(err, s.remove(cctx, v))
+			err = mount.WithCleanupError(err, s.removeVolume(cctx, v))
 		}
 	}()
-	if err := s.show(ctx, v); err != nil {
+	if err := s.showVolume(ctx, v); err != nil {
 		return err
 	}
 	if err := s.awaitEmptyDir(ctx, v); err != nil {
 		return err
 	}
-	if err := s.listen(ctx, v); err != nil {
+	if err := s.listenForClient(ctx, v); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("Published, waiting for client in pod", "emptyDir", v.EmptyDir, "socket", v.Socket)
 	return nil
 }
 
-// check refuses targets that are not kubelet's, or are not free.
-func (s *Server) check(ctx context.Context, v podvolume.Volume) error {
+// checkTarget refuses targets that are not kubelet's, or are not free.
+func (s *Server) checkTarget(ctx context.Context, v podvolume.Volume) error {
 	if _, _, ok := v.Pod(); !ok {
 		return fault.Field("target_path",
 			"%s is not a target of kubelet for an inline volume (<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount)", v.Target)
@@ -399,7 +399,7 @@ func (s *Server) Unpublish(ctx context.Context, volumeID, target string) (ok boo
 	case v.VolumeID != volumeID:
 		return true, fault.Errorf(fault.Precondition, "target %s belongs to volume %s, not %s", target, v.VolumeID, volumeID)
 	}
-	if err := s.remove(ctx, v); err != nil {
+	if err := s.removeVolume(ctx, v); err != nil {
 		return true, err
 	}
 	klog.FromContext(ctx).Info("Unpublished volume of a client in the pod")

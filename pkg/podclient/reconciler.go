@@ -50,7 +50,7 @@ func (p *pace) wait(now time.Time) time.Duration {
 	return p.next.Add(-(handoverBurst - 1) * handoverEvery).Sub(now)
 }
 
-func (p *pace) admit(now time.Time) {
+func (p *pace) countEvent(now time.Time) {
 	if p.next.Before(now) {
 		p.next = now
 	}
@@ -94,8 +94,8 @@ func newReconciler(s *Server, v podvolume.Volume) *reconciler {
 	}
 }
 
-// wait waits until run has returned.
-func (r *reconciler) wait(ctx context.Context) error {
+// awaitEnd waits until run has returned.
+func (r *reconciler) awaitEnd(ctx context.Context) error {
 	select {
 	case <-r.done:
 		return nil
@@ -155,8 +155,8 @@ func (r *reconciler) run(ctx context.Context) {
 			}
 			continue
 		}
-		if conn := r.accept(ctx, every); conn != nil {
-			r.pace.admit(time.Now())
+		if conn := r.acceptWithin(ctx, every); conn != nil {
+			r.pace.countEvent(time.Now())
 			r.handOver(ctx, conn)
 		}
 	}
@@ -175,8 +175,8 @@ func (r *reconciler) interval() time.Duration {
 	return servingEvery
 }
 
-// accept returns the next connection, nil if there is none in time.
-func (r *reconciler) accept(ctx context.Context, within time.Duration) *net.UnixConn {
+// acceptWithin returns the next connection, nil if there is none in time.
+func (r *reconciler) acceptWithin(ctx context.Context, within time.Duration) *net.UnixConn {
 	r.mu.Lock()
 	l := r.socket.accepts
 	r.mu.Unlock()
@@ -211,14 +211,14 @@ func (r *reconciler) step(ctx context.Context) {
 		klog.FromContext(ctx).V(2).Info("Cannot listen for client in pod, will retry", "error", err)
 		r.recordFailure(ReasonSocket, time.Now().Add(servingEvery), fmt.Sprintf("cannot listen for the client: %v", err))
 	}
-	if err := r.look(ctx); err != nil && ctx.Err() == nil {
+	if err := r.lookAtClient(ctx); err != nil && ctx.Err() == nil {
 		r.recordFailure(status.ReasonReconcile, time.Now().Add(servingEvery), err.Error())
 		klog.FromContext(ctx).Error(err, "Cannot look at client in pod, will retry")
 	}
 }
 
-// look finds out whether the current client serves, and shows what there is to show.
-func (r *reconciler) look(ctx context.Context) error {
+// lookAtClient finds out whether the current client serves, and shows what there is to show.
+func (r *reconciler) lookAtClient(ctx context.Context) error {
 	mounts, err := r.s.ns.KnownMounts(ctx)
 	if err != nil {
 		return err
@@ -236,7 +236,7 @@ func (r *reconciler) look(ctx context.Context) error {
 		r.client, r.serving, r.answered, r.asked = current.n, false, time.Now(), 0
 	}
 	top, _ := host.TopAt(mounts, r.volume.Target)
-	switch r.ask(ctx, current) {
+	switch r.askClient(ctx, current) {
 	case silent:
 		limit := r.s.opts.HangTimeout
 		if !r.serving {
@@ -256,10 +256,10 @@ func (r *reconciler) look(ctx context.Context) error {
 		}
 		if limit > 0 && silence >= limit {
 			klog.FromContext(ctx).Info("Client in pod is unresponsive, aborting its connection", "client", current.n, "after", limit, "answered", r.serving)
-			return r.abort(ctx, current)
+			return r.abortClient(ctx, current)
 		}
 	case gone:
-		return r.leave(ctx, mounts, current)
+		return r.showEmpty(ctx, mounts, current)
 	case answered:
 		if !r.serving {
 			r.serving, r.replaceWait, r.replaceAt = true, firstReplace, time.Time{}
@@ -275,9 +275,9 @@ func (r *reconciler) look(ctx context.Context) error {
 		}
 		r.replaced = shown
 		failpoint.Here("podclient.answered")
-		again, err := r.s.replace(ctx, r.volume, current, everywhere)
+		again, err := r.s.replaceShown(ctx, r.volume, current, everywhere)
 		if !again && err == nil {
-			err = r.s.prune(ctx, r.volume, current.n)
+			err = r.s.pruneFormer(ctx, r.volume, current.n)
 		}
 		r.replaceAt = time.Now().Add(r.replaceWait)
 		r.replaceWait = min(2*r.replaceWait, lastReplace)
@@ -286,9 +286,9 @@ func (r *reconciler) look(ctx context.Context) error {
 	return nil
 }
 
-// abort ends the connection of a client that does not answer. Until its end is seen, the reconciler looks more often.
-func (r *reconciler) abort(ctx context.Context, m fileSystem) error {
-	if err := r.s.abort(ctx, m); err != nil {
+// abortClient ends the connection of a client that does not answer. Until its end is seen, the reconciler looks more often.
+func (r *reconciler) abortClient(ctx context.Context, m fileSystem) error {
+	if err := r.s.abortConnection(ctx, m); err != nil {
 		r.aborted = false
 		return err
 	}
@@ -301,8 +301,8 @@ func (r *reconciler) abort(ctx context.Context, m fileSystem) error {
 	return nil
 }
 
-// leave shows the empty file system at the target after the client has exited, and removes that of the client unless containers show it.
-func (r *reconciler) leave(ctx context.Context, mounts []host.Mount, current fileSystem) error {
+// showEmpty shows the empty file system at the target after the client has exited, and removes that of the client unless containers show it.
+func (r *reconciler) showEmpty(ctx context.Context, mounts []host.Mount, current fileSystem) error {
 	aborted := r.aborted
 	r.aborted = false
 	if r.left == current.n {
@@ -316,14 +316,14 @@ func (r *reconciler) leave(ctx context.Context, mounts []host.Mount, current fil
 	klog.FromContext(ctx).Info("Client in pod has exited", "client", current.n, "answered", r.serving)
 	r.serving = false
 	// A client that the kernel does not understand still has its descriptor.
-	if err := r.s.abort(ctx, current); err != nil {
+	if err := r.s.abortConnection(ctx, current); err != nil {
 		return err
 	}
-	if again, err := r.s.replace(ctx, r.volume, fileSystem{mount: empty}, atTarget); again || err != nil {
+	if again, err := r.s.replaceShown(ctx, r.volume, fileSystem{mount: empty}, atTarget); again || err != nil {
 		return err
 	}
 	r.left = current.n
-	return r.s.prune(ctx, r.volume, 0)
+	return r.s.pruneFormer(ctx, r.volume, 0)
 }
 
 // finding is what a look at a client has found.
@@ -335,9 +335,9 @@ const (
 	gone                    // its connection has ended
 )
 
-// ask looks at a client. The call of a client that never answers stays in the kernel until the connection is aborted; there is at most one.
+// askClient looks at a client. The call of a client that never answers stays in the kernel until the connection is aborted; there is at most one.
 // So if a call was started while an earlier look's was not answered in time, that one was answered late: the client is slow.
-func (r *reconciler) ask(ctx context.Context, m fileSystem) finding {
+func (r *reconciler) askClient(ctx context.Context, m fileSystem) finding {
 	bounded, cancel := context.WithTimeout(host.For(ctx, account(r.volume)), answerBound)
 	defer cancel()
 	err := r.s.ns.Answers(bounded, m.mount.Mountpoint)
@@ -373,10 +373,10 @@ func (r *reconciler) handOver(ctx context.Context, conn *net.UnixConn) {
 	_, podUID, _ := r.volume.Pod()
 	p, err := peerOf(conn, podUID)
 	if err == nil {
-		err = r.free(ctx)
+		err = r.awaitFreed(ctx)
 	}
 	if err == nil {
-		err = r.pass(ctx, conn, p)
+		err = r.passDescriptor(ctx, conn, p)
 	}
 	if err == nil || ctx.Err() != nil {
 		return
@@ -391,8 +391,8 @@ func (r *reconciler) handOver(ctx context.Context, conn *net.UnixConn) {
 	_, _ = conn.Write(fdpass.Message{Error: text}.Encode()) // it may be gone
 }
 
-// free returns nil if no client has the volume. It waits a moment for one that is exiting.
-func (r *reconciler) free(ctx context.Context) error {
+// awaitFreed returns nil if no client has the volume. It waits a moment for one that is exiting.
+func (r *reconciler) awaitFreed(ctx context.Context) error {
 	for began, pause := time.Now(), startingEvery; ; pause = min(2*pause, takeoverBound/4) { // a pod can have it wait all the time
 		mounts, err := r.s.ns.KnownMounts(ctx)
 		if err != nil {
@@ -402,8 +402,8 @@ func (r *reconciler) free(ctx context.Context) error {
 		if !ok {
 			return nil
 		}
-		if r.ask(ctx, current) == gone {
-			return r.leave(ctx, mounts, current)
+		if r.askClient(ctx, current) == gone {
+			return r.showEmpty(ctx, mounts, current)
 		}
 		if time.Since(began) > takeoverBound {
 			return fault.Errorf(fault.Busy, "another process of the pod has the volume's descriptor already")
@@ -416,8 +416,8 @@ func (r *reconciler) free(ctx context.Context) error {
 	}
 }
 
-// pass mounts a new file system and passes its descriptor. The driver keeps no copy: the connection ends with the client.
-func (r *reconciler) pass(ctx context.Context, conn *net.UnixConn, p peer) error {
+// passDescriptor mounts a new file system and passes its descriptor. The driver keeps no copy: the connection ends with the client.
+func (r *reconciler) passDescriptor(ctx context.Context, conn *net.UnixConn, p peer) error {
 	n, fuse, err := r.s.mountClient(ctx, r.volume, p)
 	if err != nil {
 		return err

@@ -63,7 +63,7 @@ func TestReconcilers_ShareTheMountTable(t *testing.T) {
 		before := first.s.ns.Reads()
 		for i := range looks {
 			r := newReconciler(first.s, podvolume.Volume{Target: fmt.Sprintf("/target-%d", i)})
-			if err := r.look(t.Context()); err != nil {
+			if err := r.lookAtClient(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -79,11 +79,11 @@ func TestReconcilers_ShareTheMountTable(t *testing.T) {
 func TestFailedAbort(t *testing.T) {
 	failure := errors.New("no control file system")
 	r := testReconciler(t, connections{failure})
-	if err := r.abort(t.Context(), fileSystem{n: 1}); !errors.Is(err, failure) || r.aborted {
+	if err := r.abortClient(t.Context(), fileSystem{n: 1}); !errors.Is(err, failure) || r.aborted {
 		t.Errorf("%v, aborted: %t", err, r.aborted)
 	}
 	r = testReconciler(t, connections{})
-	if err := r.abort(t.Context(), fileSystem{n: 1}); err != nil || !r.aborted {
+	if err := r.abortClient(t.Context(), fileSystem{n: 1}); err != nil || !r.aborted {
 		t.Errorf("%v, aborted: %t", err, r.aborted)
 	}
 }
@@ -93,13 +93,13 @@ func TestPace(t *testing.T) {
 	now := time.Now()
 	admitted := 0
 	for ; p.wait(now) <= 0; admitted++ {
-		p.admit(now)
+		p.countEvent(now)
 	}
 	if admitted != handoverBurst || p.wait(now) != handoverEvery || p.wait(now.Add(handoverEvery)) > 0 {
 		t.Errorf("%d at once, and then after %s", admitted, p.wait(now))
 	}
 	for now = now.Add(time.Hour); p.wait(now) <= 0; admitted++ {
-		p.admit(now)
+		p.countEvent(now)
 	}
 	if admitted != 2*handoverBurst {
 		t.Errorf("after a pause: %d", admitted-handoverBurst)
@@ -115,7 +115,7 @@ func TestPublishAfterAnUnpublishThatTimedOut(t *testing.T) {
 	s.active[idOf(v.Target)] = stuck
 	ended, end := context.WithTimeout(ctx, time.Millisecond)
 	defer end()
-	if err := s.stop(ended, v.Target); !fault.Is(err, fault.Busy) {
+	if err := s.stopReconciler(ended, v.Target); !fault.Is(err, fault.Busy) {
 		t.Fatalf("stop: %v", err)
 	}
 	if r, err := s.reconcile(ended, v); !fault.Is(err, fault.Busy) {
@@ -148,7 +148,7 @@ func TestExitsAreCountedOnceByReason(t *testing.T) {
 			r.setState(tc.state)
 			r.serving = tc.serving
 			if tc.aborted {
-				if err := r.abort(t.Context(), fileSystem{n: 1}); err != nil {
+				if err := r.abortClient(t.Context(), fileSystem{n: 1}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -266,7 +266,7 @@ func TestWaitingForAnExitIsCheap(t *testing.T) {
 	t.Parallel()
 	r := servedVolume(t)
 	before := r.s.ns.Reads()
-	if err := r.free(t.Context()); !fault.Is(err, fault.Busy) {
+	if err := r.awaitFreed(t.Context()); !fault.Is(err, fault.Busy) {
 		t.Error(err)
 	}
 	if reads := r.s.ns.Reads() - before; reads == 0 || reads > 15 {
@@ -281,7 +281,7 @@ func TestAClientThatCannotBeShownIsCheap(t *testing.T) {
 	look := func() int {
 		t.Helper()
 		before := r.s.ns.Reads()
-		if err := r.look(t.Context()); err != nil {
+		if err := r.lookAtClient(t.Context()); err != nil {
 			t.Error(err)
 		}
 		return r.s.ns.Reads() - before

@@ -196,7 +196,7 @@ func (k *kubelet) handOver(r *reconciler) (exit func()) {
 		k.t.Fatal(err)
 	}
 	defer conn.Close()
-	if err := r.pass(k.t.Context(), conn.(*net.UnixConn), peer{pid: os.Getpid()}); err != nil { //nolint:forcetypeassert // of a UNIX socket
+	if err := r.passDescriptor(k.t.Context(), conn.(*net.UnixConn), peer{pid: os.Getpid()}); err != nil { //nolint:forcetypeassert // of a UNIX socket
 		k.t.Fatal(err)
 	}
 	oob := make([]byte, 64)
@@ -223,7 +223,7 @@ func (k *kubelet) handOver(r *reconciler) (exit func()) {
 			k.t.Fatal(err)
 		}
 		if current, ok := k.records.current(mounts, idOf(r.volume.Target)); ok {
-			_ = k.abort(k.t.Context(), current) // ends the read of the device
+			_ = k.abortConnection(k.t.Context(), current) // ends the read of the device
 		}
 		<-answered
 		fuse.Close()

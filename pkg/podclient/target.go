@@ -32,8 +32,8 @@ const (
 	maxFormer = 8
 )
 
-// show makes sure that the volume's empty file system exists and that something of the volume is mounted at its target.
-func (s *Server) show(ctx context.Context, v podvolume.Volume) error {
+// showVolume makes sure that the volume's empty file system exists and that something of the volume is mounted at its target.
+func (s *Server) showVolume(ctx context.Context, v podvolume.Volume) error {
 	id := idOf(v.Target)
 	mounts, err := s.ns.Mounts(ctx)
 	if err != nil {
@@ -123,9 +123,9 @@ const (
 	atTarget
 )
 
-// replace shows one of a volume's file systems instead of its others. again is true if something could not
+// replaceShown shows one of a volume's file systems instead of its others. again is true if something could not
 // be replaced that a later call may replace.
-func (s *Server) replace(ctx context.Context, v podvolume.Volume, with fileSystem, where extent) (again bool, err error) {
+func (s *Server) replaceShown(ctx context.Context, v podvolume.Volume, with fileSystem, where extent) (again bool, err error) {
 	id := idOf(v.Target)
 	pub := state.Publication{Target: v.Target, VolumeID: v.VolumeID, ReadOnly: v.ReadOnly}
 	next := func(ctx context.Context) (host.Swap, []host.Mount, error) {
@@ -169,9 +169,9 @@ func (s *Server) replace(ctx context.Context, v podvolume.Volume, with fileSyste
 	return again || err != nil, err
 }
 
-// prune unmounts the file systems of clients, except that of the client keep, that show nowhere any more; and the oldest if there are too
+// pruneFormer unmounts the file systems of clients, except that of the client keep, that show nowhere any more; and the oldest if there are too
 // many, whose copies are then not replaced any more.
-func (s *Server) prune(ctx context.Context, v podvolume.Volume, keep uint64) error {
+func (s *Server) pruneFormer(ctx context.Context, v podvolume.Volume, keep uint64) error {
 	mounts, err := s.ns.Mounts(ctx)
 	if err != nil {
 		return err
@@ -193,8 +193,8 @@ func (s *Server) prune(ctx context.Context, v podvolume.Volume, keep uint64) err
 	return errors.Join(errs...)
 }
 
-// abort ends the connection of one of a volume's clients, which is mounted: so its number belongs to it.
-func (s *Server) abort(ctx context.Context, m fileSystem) error {
+// abortConnection ends the connection of one of a volume's clients, which is mounted: so its number belongs to it.
+func (s *Server) abortConnection(ctx context.Context, m fileSystem) error {
 	ctx, cancel := context.WithTimeout(ctx, abortBound)
 	defer cancel()
 	if err := s.opts.Connections.Abort(ctx, m.mount.Minor); err != nil {
@@ -203,10 +203,10 @@ func (s *Server) abort(ctx context.Context, m fileSystem) error {
 	return nil
 }
 
-// remove takes everything of a volume away, the record last. It can be repeated.
-func (s *Server) remove(ctx context.Context, v podvolume.Volume) error {
+// removeVolume takes everything of a volume away, the record last. It can be repeated.
+func (s *Server) removeVolume(ctx context.Context, v podvolume.Volume) error {
 	id := idOf(v.Target)
-	if err := s.stop(ctx, v.Target); err != nil {
+	if err := s.stopReconciler(ctx, v.Target); err != nil {
 		return err
 	}
 	if err := s.ns.Do(ctx, "removing the socket of "+v.Target, func() error { return removeSocket(s.opts.TargetRoot, v) }); err != nil {
@@ -218,7 +218,7 @@ func (s *Server) remove(ctx context.Context, v podvolume.Volume) error {
 	}
 	for _, m := range s.records.of(mounts, id) {
 		if m.n > 0 {
-			if err := s.abort(ctx, m); err != nil {
+			if err := s.abortConnection(ctx, m); err != nil {
 				return err
 			}
 		}
@@ -245,7 +245,7 @@ func (s *Server) remove(ctx context.Context, v podvolume.Volume) error {
 	if err := s.records.remove(ctx, v.Target); err != nil {
 		return err
 	}
-	s.forget(v.Target)
+	s.forgetReconciler(v.Target)
 	return nil
 }
 

@@ -51,7 +51,7 @@ func (h *Healer) Unhealed(m state.Mount) bool { return h.Enabled && !h.Tracker.M
 // one, whose device number current returns. It is one search for all mounts, while Heal searches for one.
 func (h *Healer) OutdatedInPods(ctx context.Context, pubs []state.Publication, current func(name string) (minor uint32, ok bool)) (map[string]bool, error) {
 	at := PlacesOf(pubs)
-	owners, err := owners(ctx, h.Namespace, &at)
+	owners, err := findOwners(ctx, h.Namespace, &at)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +157,7 @@ func (h *Healer) swapAt(ctx context.Context, m state.Mount, at Places, names []s
 			return swap, mounts, err
 		},
 		Count: func(all []host.Swapped) (replaced int) {
-			replaced, failures = h.count(ctx, m, all)
+			replaced, failures = h.countResults(ctx, m, all)
 			return replaced
 		},
 	}.Replace(ctx, at)
@@ -175,7 +175,7 @@ type Rounds struct {
 
 // Replace replaces the stale mounts at these places.
 func (r Rounds) Replace(ctx context.Context, at Places) error {
-	owners, err := owners(ctx, r.Namespace, &at)
+	owners, err := findOwners(ctx, r.Namespace, &at)
 	if err != nil {
 		return err
 	}
@@ -207,8 +207,8 @@ func (r Rounds) Replace(ctx context.Context, at Places) error {
 	return nil
 }
 
-// owners returns how the containers of the places' pods and allocations are found. It completes the places.
-func owners(ctx context.Context, ns *host.Namespace, at *Places) (host.Owners, error) {
+// findOwners returns how the containers of the places' pods and allocations are found. It completes the places.
+func findOwners(ctx context.Context, ns *host.Namespace, at *Places) (host.Owners, error) {
 	at.node = host.NodeCgroup()
 	if len(at.allocations) == 0 {
 		return host.Owners{ByCgroup: at.pod}, nil
@@ -264,8 +264,8 @@ func (h *Healer) swapOf(ctx context.Context, m state.Mount, at Places, names []s
 	}, mounts, nil
 }
 
-// count counts and logs replacements and returns those that failed.
-func (h *Healer) count(ctx context.Context, m state.Mount, all []host.Swapped) (replaced int, failures []host.Swapped) {
+// countResults counts and logs replacements and returns those that failed.
+func (h *Healer) countResults(ctx context.Context, m state.Mount, all []host.Swapped) (replaced int, failures []host.Swapped) {
 	for _, s := range all {
 		place := "host"
 		if s.PID != 0 {

@@ -52,7 +52,7 @@ func TestHeal_LogsOneLineForManyMounts(t *testing.T) {
 	for i := range all {
 		all[i] = host.Swapped{Mountpoint: fmt.Sprintf("/data-%d", i), PID: 7, Root: "/"}
 	}
-	if replaced, failures := h.count(ctx, p.Mount("a", "1", "rclone", nil), all); replaced != len(all) || len(failures) != 0 {
+	if replaced, failures := h.countResults(ctx, p.Mount("a", "1", "rclone", nil), all); replaced != len(all) || len(failures) != 0 {
 		t.Errorf("%d replaced, %d failures", replaced, len(failures))
 	}
 	sink, _ := logger.GetSink().(ktesting.Underlier)
