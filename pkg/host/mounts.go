@@ -110,35 +110,22 @@ func (n *Namespace) Mounts(ctx context.Context) ([]Mount, error) {
 // KnownMounts is Mounts, but reads the table only if a mount came or went since it was last read. So it costs little to call again and again,
 // for any number of callers. It does not notice other changes: of paths, by renames of directories, and of propagation.
 func (n *Namespace) KnownMounts(ctx context.Context) ([]Mount, error) {
-	what := "reading " + n.mountinfo
-	if err := n.checkOverdue(ctx, what); err != nil {
-		return nil, err
-	}
-	k, file := &n.known, tableFile{path: n.mountinfo}
+	k := &n.known
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.open {
-		t, err := file.open()
+		t, err := tableFile{path: n.mountinfo}.open()
 		if err != nil {
 			return nil, err
 		}
 		k.table, k.open = t, true
 	}
-	if changed, err := k.table.changed(); err != nil || !changed && k.valid {
-		return k.mounts, err
+	changed, err := k.table.changed()
+	if err == nil && (changed || !k.valid) {
+		k.mounts, err = n.Mounts(ctx) // a change meanwhile is noticed the next time
+		k.valid = err == nil
 	}
-	k.valid = false
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
-	read, err := file.parseStable(ctx, func(p *tableParser) (stable bool, err error) {
-		n.reads.Add(1)
-		return k.table.read(ctx, 0, p)
-	})
-	if err != nil {
-		return nil, err
-	}
-	k.mounts, k.valid = slices.Clip(read.mounts), true
-	return k.mounts, nil
+	return k.mounts, err
 }
 
 // knownTable is what KnownMounts remembers. Its file stays open, as the kernel reports changes to who has it open.
@@ -174,25 +161,24 @@ func (f tableFile) parse(ctx context.Context) (tableParser, error) {
 		return tableParser{}, err
 	}
 	defer t.close()
-	return f.parseStable(ctx, func(p *tableParser) (stable bool, err error) { return t.read(ctx, f.limit, p) })
+	return f.parseStable(ctx, t.read)
 }
 
-func (f tableFile) parseStable(ctx context.Context, read func(p *tableParser) (stable bool, err error)) (tableParser, error) {
-	name := f.path
+func (f tableFile) parseStable(ctx context.Context, read func(context.Context, *tableParser) (stable bool, err error)) (tableParser, error) {
 	for range maxReads {
 		if err := ctx.Err(); err != nil {
-			return tableParser{}, fmt.Errorf("reading %s: %w", name, err)
+			return tableParser{}, fmt.Errorf("reading %s: %w", f.path, err)
 		}
-		p := tableParser{keep: f.keep}
-		stable, err := read(&p)
+		p := tableParser{limit: f.limit, keep: f.keep}
+		stable, err := read(ctx, &p)
 		if err != nil {
-			return tableParser{}, fmt.Errorf("reading the mount table %s: %w", name, err)
+			return tableParser{}, fmt.Errorf("reading the mount table %s: %w", f.path, err)
 		}
 		if stable {
 			return p, nil
 		}
 	}
-	return tableParser{}, fault.Errorf(fault.Busy, "reading %s: the mount table keeps changing: it did during each of %d reads", name, maxReads)
+	return tableParser{}, fault.Errorf(fault.Busy, "reading %s: the mount table keeps changing: it did during each of %d reads", f.path, maxReads)
 }
 
 // A tenant can make any number of mounts in a mount namespace of its own, and paths of any length in the host's, by moving a directory that
@@ -217,6 +203,7 @@ const (
 type tableParser struct {
 	// keep returns what is kept of a mount, if any of it is; nil: all.
 	keep   func(Mount) (kept Mount, ok bool)
+	limit  int64 // of size; 0: none
 	mounts []Mount
 	size   int64 // of the parts
 	// skipped is the number of lines that are no mounts, and sample the beginning of the first one.
@@ -336,9 +323,9 @@ func (f tableFile) open() (table, error) {
 
 func (t table) close() { _ = unix.Close(t.fd) }
 
-// read parses the whole file; limit bounds its bytes, 0: nothing does. stable reports that no mount came or went since it was opened, or
+// read parses the whole file. stable reports that no mount came or went since it was opened, or
 // since the previous read ended.
-func (t table) read(ctx context.Context, limit int64, p *tableParser) (stable bool, err error) {
+func (t table) read(ctx context.Context, p *tableParser) (stable bool, err error) {
 	if _, err := unix.Seek(t.fd, 0, io.SeekStart); err != nil {
 		return false, err
 	}
@@ -352,8 +339,8 @@ func (t table) read(ctx context.Context, limit int64, p *tableParser) (stable bo
 			break
 		}
 		p.add(buf[:n])
-		if limit > 0 && p.size > limit {
-			return false, fault.Errorf(fault.Unsupported, "it has more than %d MiB", limit>>20)
+		if p.limit > 0 && p.size > p.limit {
+			return false, fault.Errorf(fault.Unsupported, "it has more than %d MiB", p.limit>>20)
 		}
 		if err := ctx.Err(); err != nil {
 			return false, err
@@ -379,7 +366,7 @@ func ThreadMounts(needs func(Mount) bool) ([]Mount, error) {
 	}
 	defer t.close()
 	p := tableParser{keep: func(m Mount) (Mount, bool) { return m, needs(m) }}
-	if _, err := t.read(context.Background(), 0, &p); err != nil {
+	if _, err := t.read(context.Background(), &p); err != nil {
 		return nil, fmt.Errorf("reading the mount table: %w", err)
 	}
 	return p.mounts, nil

@@ -93,9 +93,9 @@ func TestReadOnly(t *testing.T) {
 
 func TestMountTableIsReadUntilItIsStable(t *testing.T) {
 	reads := 0
-	settles := func(after int) func(*tableParser) (bool, error) {
+	settles := func(after int) func(context.Context, *tableParser) (bool, error) {
 		reads = 0
-		return func(p *tableParser) (bool, error) {
+		return func(_ context.Context, p *tableParser) (bool, error) {
 			reads++
 			p.mounts = []Mount{{ID: reads}}
 			return reads == after, nil
@@ -114,7 +114,7 @@ func TestMountTableIsReadUntilItIsStable(t *testing.T) {
 	if _, err := file.parseStable(ctx, settles(1)); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the context's end: %v", err)
 	}
-	if _, err := file.parseStable(t.Context(), func(*tableParser) (bool, error) { return true, unix.EACCES }); !errors.Is(err, unix.EACCES) {
+	if _, err := file.parseStable(t.Context(), func(context.Context, *tableParser) (bool, error) { return true, unix.EACCES }); !errors.Is(err, unix.EACCES) {
 		t.Errorf("unreadable: %v", err)
 	}
 }
@@ -132,7 +132,7 @@ func TestChangesOfTheMountTableAreNoticed(t *testing.T) {
 		}
 		defer table.close()
 		look := func(when string, want bool) {
-			if stable, err := table.read(t.Context(), 0, &tableParser{}); err != nil || stable != want {
+			if stable, err := table.read(t.Context(), &tableParser{}); err != nil || stable != want {
 				t.Errorf("%s: stable %t, %v", when, stable, err)
 			}
 		}
