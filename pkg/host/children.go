@@ -102,16 +102,10 @@ func (r *replacement) cloneFrom(ctx context.Context, source, m Mount) (*os.File,
 			return err
 		}
 		defer top.Close()
-		dir := top
-		if rel := strings.TrimPrefix(strings.TrimPrefix(m.Root, source.Root), "/"); rel != "" {
-			fd, err := openBelow(top, rel, openPlace)
-			if err != nil {
-				return fmt.Errorf("%s: %w", what, err)
-			}
-			dir = r.files.add(fd, m.Root)
+		if clone, err = cloneMount(r.files, top, source, m); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
 		}
-		clone, err = cloneMount(r.files, dir, source, m)
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, err

@@ -188,3 +188,42 @@ func TestPropagatedMountsAreNotDetached(t *testing.T) {
 		t.Errorf("left: %+v", left)
 	}
 }
+
+// A copy on a slave of a mount of the host is unmounted with it. A copy that a container has for itself stays.
+func TestLastingAfter(t *testing.T) {
+	host := hostView{ids: map[int]bool{1: true}, peers: map[string]bool{"7": true}}
+	parent := func(optional ...string) Mount { return Mount{ID: 20, Mountpoint: "/sources", Optional: optional} }
+	stale := Mount{ID: 21, Parent: 20, Minor: 99, Mountpoint: "/sources/a"}
+	for name, tc := range map[string]struct {
+		parent Mount
+		stays  bool
+	}{
+		"on a private mount":               {parent(), true},
+		"on a peer":                        {parent("shared:7"), false},
+		"on a slave":                       {parent("master:7"), false},
+		"on a slave that is shared itself": {parent("shared:8", "master:7"), false},
+		"on a slave of something else":     {parent("shared:8", "master:9"), true},
+	} {
+		got := host.lastingAfter([]Mount{tc.parent, stale}, func(m Mount) bool { return m.Minor == 99 })
+		if (len(got) == 1) != tc.stays {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+func TestDirectoryIn_IsOnTheNearestMount(t *testing.T) {
+	all := []Mount{
+		{Minor: 1, Root: "/", Mountpoint: "/"}, {Minor: 2, Root: "/", Mountpoint: "/run"}, {Minor: 3, Root: "/", Mountpoint: "/run/s3"},
+		{Minor: 4, Root: "/", Mountpoint: "/run/s3-csi"}, {Minor: 5, Root: "/sub", Mountpoint: "/run"},
+	}
+	for path, want := range map[string]Directory{
+		"/run/s3-csi/resolv.conf": {0, 4, "/resolv.conf"}, "/run/s3-csix": {0, 5, "/sub/s3-csix"}, "/var": {0, 1, "/var"}, "/run": {0, 5, "/sub"},
+	} {
+		if d, ok := DirectoryIn(all, path); !ok || d != want {
+			t.Errorf("%s: %+v", path, d)
+		}
+	}
+	if _, ok := DirectoryIn(nil, "/run"); ok {
+		t.Error("a directory in an empty table")
+	}
+}

@@ -203,7 +203,7 @@ func TestSwapElsewhereReplacesOnlyInSelectedNamespaces(t *testing.T) {
 	r.onlyHealthy(0, target, 1)
 }
 
-func TestDetachDeadSkipsSparedNamespaces(t *testing.T) {
+func TestDetachStale_SkipsSparedNamespaces(t *testing.T) {
 	r := newSwapRig(t)
 	r.bind("target", "/", BindAttrs{})
 	pod := r.container("s3csitest-pod", "")

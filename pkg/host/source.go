@@ -86,17 +86,9 @@ func (src *source) clone(ctx context.Context, files *openFiles, stale Mount) (*o
 	}
 	stale.Options += ",nosuid,nodev"
 	var clone *os.File
-	err := src.askClient(ctx, fmt.Sprintf("looking up %s in %s", stale.Root, src.swap.Source.Mountpoint), files, func(ctx context.Context) error {
-		dir, of := src.cloneOrigin(ctx, files, stale)
-		if rel := strings.TrimPrefix(strings.TrimPrefix(stale.Root, of.Root), "/"); rel != "" {
-			fd, err := openBelow(dir, rel, openPlace)
-			if err != nil {
-				return err
-			}
-			dir = files.add(fd, stale.Root)
-		}
-		mnt, err := cloneMount(files, dir, of, stale)
-		clone = mnt
+	err := src.askClient(ctx, fmt.Sprintf("looking up %s in %s", stale.Root, src.swap.Source.Mountpoint), files, func(ctx context.Context) (err error) {
+		root, of := src.cloneOrigin(ctx, files, stale)
+		clone, err = cloneMount(files, root, of, stale)
 		return err
 	})
 	switch {
@@ -119,9 +111,16 @@ func openBelow(dir *os.File, rel string, flags uint64) (int, error) {
 	return openat2(int(dir.Fd()), rel, unix.OpenHow{Flags: flags, Resolve: lookUp})
 }
 
-// cloneMount makes an unattached mount of dir, which is on the mount of, with the flags of like. It is in no peer group. If like is a
-// slave, it is a slave of of's group, if there is one.
+// cloneMount makes an unattached mount of the directory that like shows, with the flags of like. dir is the root of the mount of, in the same
+// file system. The clone is in no peer group. If like is a slave, it is a slave of of's group, if there is one.
 func cloneMount(files *openFiles, dir *os.File, of, like Mount) (*os.File, error) {
+	if rel := strings.TrimPrefix(strings.TrimPrefix(like.Root, of.Root), "/"); rel != "" {
+		fd, err := openBelow(dir, rel, openPlace)
+		if err != nil {
+			return nil, err
+		}
+		dir = files.add(fd, like.Root)
+	}
 	fd, err := cloneTree(dir)
 	if err != nil {
 		return nil, fmt.Errorf("cloning the mount: %w", err)

@@ -163,14 +163,13 @@ func (s *Server) reconcile(ctx context.Context, v podvolume.Volume) (*reconciler
 	s.mu.Lock()
 	r := s.active[idOf(v.Target)]
 	s.mu.Unlock()
-	if r != nil && r.currentProgress().state == Stopped {
+	if r != nil && r.currentProgress().state != Stopped {
+		return r, nil
+	}
+	if r != nil {
 		if err := r.awaitEnd(ctx); err != nil {
 			return nil, err
 		}
-		r = nil
-	}
-	if r != nil {
-		return r, nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -205,34 +204,27 @@ func (s *Server) launchReconciler(r *reconciler) {
 	})
 }
 
-// stopReconciler stops the reconciler of a target and waits for it. It stays known as stopped until forgetReconciler. The caller holds the target's lock.
+// stopReconciler stops the reconciler of a target and waits for it. The caller holds the target's lock.
 func (s *Server) stopReconciler(ctx context.Context, target string) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	r := s.active[idOf(target)]
+	if r != nil {
+		r.setState(Stopped)
+		if r.cancel == nil { // Run has not begun
+			r.cancel = func() {}
+			close(r.done)
+		}
+		r.cancel()
+	}
+	s.mu.Unlock()
 	if r == nil {
 		return nil
 	}
-	r.setState(Stopped)
-	if r.cancel == nil { // Run has not begun
-		r.cancel = func() {}
-		close(r.done)
-	}
-	r.cancel()
-	s.mu.Unlock()
-	defer s.mu.Lock()
 	if err := r.awaitEnd(ctx); err != nil {
 		return err
 	}
 	r.closeListener()
 	return nil
-}
-
-// forgetReconciler ends the record of a reconciler that was stopped.
-func (s *Server) forgetReconciler(target string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.active, idOf(target))
 }
 
 // Has reports whether a volume of this kind is published at a target.

@@ -226,45 +226,12 @@ func answerNothing(fuse *os.File) {
 	}
 }
 
-// servedVolume is a volume whose client answers every request with an error.
-func servedVolume(t *testing.T) *reconciler {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts")
-	}
-	ns, dir := host.Own(), t.TempDir()
-	s, err := New(t.Context(), Options{Namespace: ns, Connections: connections{}, StateDir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
-	v := podvolume.Volume{Target: filepath.Join(dir, "pods/0b9c7f1e/volumes/kubernetes.io~csi/data/mount"), EmptyDir: "e", Socket: "s"}
-	n, fuse, err := s.mountClient(t.Context(), v, peer{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	answering := make(chan struct{})
-	go func() {
-		defer close(answering)
-		answerNothing(fuse)
-	}()
-	t.Cleanup(func() {
-		if err := host.RemoveMountPoint(s.records.client(idOf(v.Target), n)); err != nil {
-			t.Error(err)
-		}
-		<-answering
-		fuse.Close()
-		if err := host.RemoveMountPoint(s.records.mounts()); err != nil {
-			t.Error(err)
-		}
-	})
-	return newReconciler(s, v)
-}
-
 // A program that connects while another one has the descriptor waits for that one to exit. The driver does not read the mount table, and ask
 // the client, more than a few times for it.
 func TestWaitingForAnExitIsCheap(t *testing.T) {
 	t.Parallel()
-	r := servedVolume(t)
+	k := newKubelet(t)
+	r := k.served()
 	before := r.s.ns.Reads()
 	if err := r.awaitFreed(t.Context()); !fault.Is(err, fault.Busy) {
 		t.Error(err)
@@ -277,7 +244,11 @@ func TestWaitingForAnExitIsCheap(t *testing.T) {
 // The file system of a client that cannot be shown at the target, as that of a hostile one, is not tried again with each look.
 func TestAClientThatCannotBeShownIsCheap(t *testing.T) {
 	t.Parallel()
-	r := servedVolume(t)
+	k := newKubelet(t)
+	r := k.served()
+	if err := host.Detach(r.volume.Target); err != nil {
+		t.Fatal(err)
+	}
 	look := func() int {
 		t.Helper()
 		before := r.s.ns.Reads()

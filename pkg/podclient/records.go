@@ -85,7 +85,7 @@ func readRecord(file string) (v podvolume.Volume, err error) {
 	return v, nil
 }
 
-// all returns the records that can be read, and an error for the others.
+// all returns the records that can be read, or an error if none can. A request for the other volumes reports theirs.
 func (r records) all(ctx context.Context) (all []podvolume.Volume, err error) {
 	return host.Call(ctx, r.ns, "reading "+r.dir, nil, func() (all []podvolume.Volume, err error) {
 		entries, err := os.ReadDir(r.dir)
@@ -99,10 +99,10 @@ func (r records) all(ctx context.Context) (all []podvolume.Volume, err error) {
 				all = append(all, v)
 			}
 		}
-		if len(all) > 0 && err != nil {
-			return all, nil //nolint:nilerr // a request for the other volume reports it
+		if len(all) > 0 {
+			return all, nil //nolint:nilerr // see above
 		}
-		return all, err
+		return nil, err
 	})
 }
 

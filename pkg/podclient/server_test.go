@@ -98,7 +98,7 @@ func (k *kubelet) publish(v podvolume.Volume) {
 
 func (k *kubelet) unpublish(v podvolume.Volume) {
 	k.t.Helper()
-	if ok, err := k.Unpublish(k.t.Context(), v.VolumeID, v.Target); !ok || err != nil {
+	if ok, err := k.Unpublish(context.WithoutCancel(k.t.Context()), v.VolumeID, v.Target); !ok || err != nil {
 		k.t.Fatalf("%t, %v", ok, err)
 	}
 	if _, err := os.Lstat(v.Target); !errors.Is(err, unix.ENOENT) {
@@ -218,16 +218,30 @@ func (k *kubelet) handOver(r *reconciler) (exit func()) {
 		answerNothing(fuse)
 	}()
 	return func() {
-		mounts, err := k.ns.Mounts(k.t.Context())
+		mounts, err := k.ns.Mounts(context.WithoutCancel(k.t.Context()))
 		if err != nil {
 			k.t.Fatal(err)
 		}
 		if current, ok := k.records.current(mounts, idOf(r.volume.Target)); ok {
-			_ = k.abortConnection(k.t.Context(), current) // ends the read of the device
+			_ = k.abortConnection(context.WithoutCancel(k.t.Context()), current) // ends the read of the device
 		}
 		<-answered
 		fuse.Close()
 	}
+}
+
+// served publishes a volume whose client answers every request with an error, until the test ends.
+func (k *kubelet) served() *reconciler {
+	k.t.Helper()
+	v := k.volume("data", "s")
+	k.publish(v)
+	r := k.active[idOf(v.Target)]
+	exit := k.handOver(r)
+	k.t.Cleanup(func() {
+		exit()
+		k.unpublish(v)
+	})
+	return r
 }
 
 // Each client's file system is shown at the target while it serves, and the empty one after that.

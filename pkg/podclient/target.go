@@ -245,7 +245,9 @@ func (s *Server) removeVolume(ctx context.Context, v podvolume.Volume) error {
 	if err := s.records.remove(ctx, v.Target); err != nil {
 		return err
 	}
-	s.forgetReconciler(v.Target)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.active, idOf(v.Target))
 	return nil
 }
 

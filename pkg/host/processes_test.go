@@ -3,6 +3,9 @@
 package host
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"testing"
@@ -117,5 +120,102 @@ func TestOpenNamespace_IsThatOfTheProcess(t *testing.T) {
 			}
 			unix.Close(fd)
 		}
+	}
+}
+
+func TestCPUTimeGrowsWithWork(t *testing.T) {
+	uid := uint32(os.Getuid())
+	before, err := CPUTime(os.Getpid(), uid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		after, err := CPUTime(os.Getpid(), uid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if after >= before+50*time.Millisecond {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("from %s to %s in half a minute of work", before, after)
+		}
+	}
+}
+
+func TestCPUTimeIsOfThatPidAndUser(t *testing.T) {
+	if _, err := CPUTime(os.Getpid(), uint32(os.Getuid())+1); fault.KindOf(err) != fault.NotFound {
+		t.Errorf("of another user: %v", err)
+	}
+	cmd := exec.Command("true")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := CPUTime(cmd.Process.Pid, uint32(os.Getuid())); fault.KindOf(err) != fault.NotFound {
+		t.Errorf("of one that ended: %v", err)
+	}
+}
+
+func TestAwaitExit(t *testing.T) {
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Wait() }()
+	pid, uid := cmd.Process.Pid, uint32(os.Getuid())
+	brief, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if AwaitExit(brief, pid, uid) || brief.Err() == nil {
+		t.Error("it did not wait for a process that runs")
+	}
+	waits, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if AwaitExit(waits, pid, uid+1) {
+		t.Error("a process of another user counts as exited")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if !AwaitExit(waits, pid, uid) {
+		t.Error("a process that has exited does not count as exited")
+	}
+	_ = cmd.Wait()
+	if AwaitExit(waits, pid, uid) {
+		t.Error("a process that does not exist counts as exited")
+	}
+	if waits.Err() != nil {
+		t.Error("it waited for longer than the process ran")
+	}
+}
+
+func TestErrorsOfCorruptedMounts(t *testing.T) {
+	for _, errno := range []unix.Errno{unix.ENOTCONN, unix.ECONNABORTED, unix.ESTALE, unix.EIO} {
+		for _, err := range []error{errno, &os.PathError{Err: errno}, fault.Errorf(fault.Unavailable, "x: %w", fmt.Errorf("y: %w", &os.PathError{Err: errno}))} {
+			if !IsCorruptedMount(err) {
+				t.Errorf("%v", err)
+			}
+		}
+	}
+	for _, err := range []error{nil, errors.New("x"), unix.ENOENT, unix.EBUSY, context.DeadlineExceeded, fmt.Errorf("x: %w", unix.ENOTEMPTY)} {
+		if IsCorruptedMount(err) {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+func TestMountWhoseClientHasExitedIsCorrupted(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := mkdir(t, hostDir(t, n), "mount")
+	f := mountFake(t, n, dir, "s3csi:corrupted")
+	if _, err := n.Statfs(within(t, 10*time.Second), dir); err != nil {
+		t.Fatal(err)
+	}
+	f.exit()
+	if _, err := n.Statfs(within(t, 10*time.Second), dir); !IsCorruptedMount(err) {
+		t.Errorf("statfs: %v", err)
+	}
+	if err := n.ReadRoot(within(t, 10*time.Second), dir); !IsCorruptedMount(err) {
+		t.Errorf("reading: %v", err)
 	}
 }
