@@ -60,7 +60,7 @@ func (n *Namespace) detachInOthers(ctx context.Context, things string, match fun
 	}
 	var detached atomic.Int64 // a call may outlive this function
 	err = n.doInEach(holders, func(at namespaceRef) error {
-		what := "detaching " + things + at.name()
+		what := "detaching " + things + at.name
 		bounded, cancel := context.WithTimeout(ctx, otherBound)
 		defer cancel()
 		return at.do(bounded, what, func(h nsHandle) error {
@@ -137,7 +137,7 @@ func (o *otherNamespace) account() string { return cmp.Or(o.owner, accountOf(o.p
 func (n *Namespace) doInEach(all []*otherNamespace, fn func(at namespaceRef) error) error {
 	of := map[string][]namespaceRef{}
 	for _, ns := range all {
-		of[ns.account()] = append(of[ns.account()], namespaceRef{n, ns})
+		of[ns.account()] = append(of[ns.account()], n.refTo(ns))
 	}
 	var group sync.WaitGroup
 	var mu sync.Mutex

@@ -26,14 +26,21 @@ type nsHandle struct {
 
 type namespaceRef struct {
 	n     *Namespace
-	other *otherNamespace // nil: the Namespace itself
+	other *otherNamespace // nil: the Namespace itself, and no more is known
+	pid   int             // identifies the namespace in messages and results
+	owner string
+	name  string // for messages: " in the mount namespace of sh (pid 12)"
+}
+
+func (n *Namespace) refTo(o *otherNamespace) namespaceRef {
+	return namespaceRef{n, o, o.pids[0], o.owner, " in the mount namespace of " + processName(o.pids[0])}
 }
 
 // do is Namespace.Do in the referenced namespace, always on a thread of its own. If no process of the namespace runs any more, the
 // error is errEnded.
 func (r namespaceRef) do(ctx context.Context, what string, fn func(h nsHandle) error) error {
 	if r.other != nil { // its processes choose where its paths lead, also through their own file systems
-		ctx = For(ctx, accountOf(r.pid()))
+		ctx = For(ctx, accountOf(r.pid))
 	}
 	h := nsHandle{proc: -1}
 	enter := func() (err error) {
@@ -66,35 +73,12 @@ func (r namespaceRef) do(ctx context.Context, what string, fn func(h nsHandle) e
 	})
 }
 
-// pid identifies the namespace in messages and results; 0 is the Namespace itself.
-func (r namespaceRef) pid() int {
-	if r.other == nil {
-		return 0
-	}
-	return r.other.pids[0]
-}
-
 // timeLimit returns the time for work in the namespace, for which one for this process's own is given.
 func (r namespaceRef) timeLimit(own time.Duration) time.Duration {
 	if r.other == nil {
 		return own
 	}
 	return min(own, otherBound)
-}
-
-func (r namespaceRef) ownerName() string {
-	if r.other == nil {
-		return ""
-	}
-	return r.other.owner
-}
-
-// name names the namespace in messages: " in the mount namespace of sh (pid 12)", or "".
-func (r namespaceRef) name() string {
-	if r.other == nil {
-		return ""
-	}
-	return " in the mount namespace of " + processName(r.pid())
 }
 
 // belongsBelow reports whether a user namespace below this process's owns a mount namespace.

@@ -182,7 +182,7 @@ func (n *Namespace) ShownInOtherNamespaces(ctx context.Context, what string, mat
 	if err != nil || len(holders) == 0 {
 		return "", err
 	}
-	return found.Mountpoint + namespaceRef{n, holders[len(holders)-1]}.name(), nil
+	return found.Mountpoint + n.refTo(holders[len(holders)-1]).name, nil
 }
 
 // MountsInOtherNamespaces returns the mounts that match and that other mount namespaces hold for themselves. It looks only at namespaces
@@ -211,9 +211,9 @@ func (n *Namespace) DoInOtherNamespaces(ctx context.Context, what string, pick f
 		return err
 	}
 	return n.doInEach(picked, func(at namespaceRef) error {
-		who := processName(at.pid())
-		if err := at.do(ctx, what+at.name(), func(nsHandle) error { return fn(who) }); err != nil {
-			return fmt.Errorf("%s%s: %w", what, at.name(), err)
+		who := processName(at.pid)
+		if err := at.do(ctx, what+at.name, func(nsHandle) error { return fn(who) }); err != nil {
+			return fmt.Errorf("%s%s: %w", what, at.name, err)
 		}
 		return nil
 	})

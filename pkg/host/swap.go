@@ -107,7 +107,7 @@ func (n *Namespace) SwapInOtherNamespaces(ctx context.Context, s Swap, owners Ow
 		own := *src // what a look-up for one namespace finds, or waits for, is not the others'
 		swapped, err := n.swapInOther(ctx, &own, at, host)
 		if err != nil && ctx.Err() == nil && !errors.Is(err, errEnded) { // caused by that namespace
-			swapped, err = append(swapped, Swapped{PID: at.pid(), Err: err}), nil
+			swapped, err = append(swapped, Swapped{PID: at.pid, Err: err}), nil
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -120,7 +120,7 @@ func (n *Namespace) SwapInOtherNamespaces(ctx context.Context, s Swap, owners Ow
 func (n *Namespace) swapInOther(ctx context.Context, src *source, at namespaceRef, host hostView) ([]Swapped, error) {
 	// Not from /proc/<pid>/mountinfo, whose paths begin at that process's root.
 	var mounts []Mount
-	what := "reading the mount table" + at.name()
+	what := "reading the mount table" + at.name
 	bounded, cancel := context.WithTimeout(ctx, at.timeLimit(src.swap.Bound))
 	defer cancel()
 	err := at.do(bounded, what, func(h nsHandle) (err error) {
@@ -153,7 +153,7 @@ func (src *source) swapIn(ctx context.Context, at namespaceRef, mounts []Mount, 
 	var all []Swapped
 	for _, stale := range mounts { // parents come first
 		if src.isUnknown(stale) && where(stale) {
-			all = append(all, Swapped{Mountpoint: stale.Mountpoint, PID: at.pid(), Root: stale.Root, Err: errUnknown})
+			all = append(all, Swapped{Mountpoint: stale.Mountpoint, PID: at.pid, Root: stale.Root, Err: errUnknown})
 		}
 		if !src.isStale(stale) || !where(stale) {
 			continue
@@ -162,18 +162,18 @@ func (src *source) swapIn(ctx context.Context, at namespaceRef, mounts []Mount, 
 			continue // it is, or was, replaced with the one on top
 		}
 		if err := ctx.Err(); err != nil {
-			return all, fmt.Errorf("replacing stale mounts of %s%s: %w", src.swap.Source.Source, at.name(), err)
+			return all, fmt.Errorf("replacing stale mounts of %s%s: %w", src.swap.Source.Source, at.name, err)
 		}
-		r := src.replace(tree, stale, at.ownerName())
+		r := src.replace(tree, stale, at.owner)
 		done, overdue, err := src.swapOne(ctx, at, r)
 		if errors.Is(err, errEnded) {
 			return all, err
 		}
 		if err != nil {
-			err = fmt.Errorf("replacing the stale mount %s of %s%s: %w", stale.Mountpoint, stale.Source, at.name(), err)
+			err = fmt.Errorf("replacing the stale mount %s of %s%s: %w", stale.Mountpoint, stale.Source, at.name, err)
 		}
 		if done || err != nil {
-			all = append(all, Swapped{Mountpoint: stale.Mountpoint, PID: at.pid(), Root: stale.Root, Err: err})
+			all = append(all, Swapped{Mountpoint: stale.Mountpoint, PID: at.pid, Root: stale.Root, Err: err})
 		}
 		if overdue && at.other != nil { // it is up to its processes how many such mounts it has: the others are for the next time
 			return all, nil
@@ -190,7 +190,7 @@ func (src *source) swapOne(ctx context.Context, at namespaceRef, r *replacement)
 		return false, false, err
 	}
 	stale := r.stale
-	what := fmt.Sprintf("replacing the stale mount %s%s", stale.Mountpoint, at.name())
+	what := fmt.Sprintf("replacing the stale mount %s%s", stale.Mountpoint, at.name)
 	bounded, cancel := context.WithTimeout(ctx, at.timeLimit(src.swap.Bound))
 	defer cancel()
 	replaced := false // not done, which a call that outlives this one must not change
@@ -204,7 +204,7 @@ func (src *source) swapOne(ctx context.Context, at namespaceRef, r *replacement)
 		return false, bounded.Err() != nil, err
 	}
 	if replaced {
-		klog.FromContext(ctx).V(4).Info("Replaced a stale mount", "mountpoint", stale.Mountpoint, "pid", at.pid(), "source", stale.Source, "root", stale.Root)
+		klog.FromContext(ctx).V(4).Info("Replaced a stale mount", "mountpoint", stale.Mountpoint, "pid", at.pid, "source", stale.Source, "root", stale.Root)
 	}
 	return replaced, false, nil
 }
