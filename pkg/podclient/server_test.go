@@ -175,7 +175,12 @@ func TestServer_ShowsAnEmptyFileSystemUntilAClientConnects(t *testing.T) {
 	if ok, err := k.Unpublish(t.Context(), "another", v.Target); !ok || !fault.Is(err, fault.Precondition) {
 		t.Errorf("another volume: %t, %v", ok, err)
 	}
+	if _, err := os.Lstat(k.volume("more", "").Target); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("the target of a refused volume: %v", err)
+	}
 	k.unpublish(v)
+	k.publish(k.volume("more", "s")) // the socket is free
+	k.unpublish(k.volume("more", "s"))
 	if ok, err := k.Unpublish(t.Context(), v.VolumeID, v.Target); ok || err != nil {
 		t.Errorf("a second time: %t, %v", ok, err)
 	}
