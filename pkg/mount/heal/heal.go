@@ -226,16 +226,24 @@ func findOwners(ctx context.Context, ns *host.Namespace, at *Places) (host.Owner
 	return host.Owners{ByCgroup: at.pod, ByMounts: at.allocation}, nil
 }
 
-// swapOf describes which mounts of these names are replaced and by what, and pins the former file systems. It returns the host's
-// mount table, too.
-func (h *Healer) swapOf(ctx context.Context, m state.Mount, at Places, names []string) (host.Swap, []host.Mount, error) {
-	mounts, err := h.Namespace.Mounts(ctx)
-	if err != nil {
-		return host.Swap{}, nil, err
+// sourceOf returns the file system on a mount's source, and the host's mount table.
+func (h *Healer) sourceOf(ctx context.Context, m state.Mount) (source host.Mount, mounts []host.Mount, err error) {
+	if mounts, err = h.Namespace.Mounts(ctx); err != nil {
+		return source, nil, err
 	}
 	source, ok := host.TopAt(mounts, h.Store.SourceDir(m.Name))
 	if !ok {
-		return host.Swap{}, nil, fault.Errorf(fault.Unavailable, "mount %s has no file system to replace stale mounts with", m.Name)
+		return source, nil, mount.SourceUnmounted(m.Name)
+	}
+	return source, mounts, nil
+}
+
+// swapOf describes which mounts of these names are replaced and by what, and pins the former file systems. It returns the host's
+// mount table, too.
+func (h *Healer) swapOf(ctx context.Context, m state.Mount, at Places, names []string) (host.Swap, []host.Mount, error) {
+	source, mounts, err := h.sourceOf(ctx, m)
+	if err != nil {
+		return host.Swap{}, nil, err
 	}
 	// Containers may have copies of what the host shows at the targets. After a restart it is pinned already, unless another process
 	// unmounted the source. Targets are pinned under the mount's own name.
@@ -297,13 +305,9 @@ func Named(all []host.Swapped) (places []string) {
 
 // ReplaceTarget replaces the stale mount at a target with a mount's file system. done is false if it cannot be replaced in place.
 func (h *Healer) ReplaceTarget(ctx context.Context, m state.Mount, target string, readOnly bool) (done bool, err error) {
-	mounts, err := h.Namespace.Mounts(ctx)
+	source, mounts, err := h.sourceOf(ctx, m)
 	if err != nil {
 		return false, err
-	}
-	source, ok := host.TopAt(mounts, h.Store.SourceDir(m.Name))
-	if !ok {
-		return false, mount.SourceUnmounted(m.Name)
 	}
 	readOnly = readOnly || source.ReadOnly()
 	if top, ok := host.TopAt(mounts, target); ok && top.Minor == source.Minor && top.ReadOnly() == readOnly {
