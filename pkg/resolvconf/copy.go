@@ -288,9 +288,10 @@ func State(binds []Bind) (string, error) {
 func (c *Copy) Run(ctx context.Context) error {
 	ticker := time.NewTicker(refreshInterval)
 	defer ticker.Stop()
-	var r refresher
+	state := ""
 	for {
-		if err := r.run(ctx, c); err != nil && ctx.Err() == nil {
+		var err error
+		if state, err = c.refreshHelpers(ctx, state); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Cannot refresh resolv.conf for helpers", "retryIn", refreshInterval)
 		}
 		select {
@@ -301,22 +302,19 @@ func (c *Copy) Run(ctx context.Context) error {
 	}
 }
 
-// refresher remembers the state of the host in which all helpers were last known to see the copy.
-type refresher struct{ state string }
-
-// run updates the copy. If the host's files have changed, it repairs the mounts of helpers, too.
-func (r *refresher) run(ctx context.Context, c *Copy) error {
+// refreshHelpers updates the copy. If the host's files have changed, it repairs the mounts of helpers, too. The state is that of the host in
+// which all helpers are known to see the copy.
+func (c *Copy) refreshHelpers(ctx context.Context, known string) (state string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	v, err := c.refresh(ctx)
-	if err != nil || v.state == r.state {
-		return err
+	if err != nil || v.state == known {
+		return known, err
 	}
 	if err := c.repair(ctx, v); err != nil {
-		return err
+		return known, err
 	}
-	r.state = v.state
-	return nil
+	return v.state, nil
 }
 
 // repair mounts the copy again in the mount namespaces that have lost it.

@@ -282,15 +282,16 @@ func TestUnusableFileKeepsTheEarlierCopy(t *testing.T) {
 
 func TestRefresherNoticesThatTheHostsFileWasReplaced(t *testing.T) {
 	s := newSmall(t)
-	var r refresher
+	state := ""
 	refresh := func() string {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		if err := r.run(ctx, s.Copy); err != nil {
+		var err error
+		if state, err = s.refreshHelpers(ctx, state); err != nil {
 			t.Fatal(err)
 		}
-		return r.state
+		return state
 	}
 	first := refresh()
 	if again := refresh(); first == "" || again != first {
