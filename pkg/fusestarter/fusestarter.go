@@ -4,8 +4,10 @@ package fusestarter
 
 import (
 	"errors"
+	"flag"
 	"fmt"
-	"strings"
+	"io"
+	"slices"
 	"time"
 )
 
@@ -32,39 +34,27 @@ type Command struct {
 // Parse reads the arguments without the program's own name. socket is used if they name none. Flags have one dash or two, as with
 // meta-fuse-csi-plugin's program.
 func Parse(args []string, socket string) (Command, error) {
-	c := Command{Socket: socket, Timeout: DefaultTimeout}
-	for i := 0; i < len(args); i++ {
-		name, value, given := strings.Cut(args[i], "=")
-		if args[i] == "--" {
-			c.Client = args[i+1:]
-			break
-		}
-		switch name {
-		case "-h", "-help", "--help":
-			return Command{Help: true}, nil
-		case "-version", "--version":
-			return Command{Version: true}, nil
-		case "-fd-passing-socket-path", "--fd-passing-socket-path", "-timeout", "--timeout":
-			if !given {
-				if i++; i >= len(args) || args[i] == "--" {
-					return Command{}, fmt.Errorf("%s needs a value", name)
-				}
-				value = args[i]
-			}
-		default:
-			return Command{}, fmt.Errorf("%.60q is not a flag of this program: the client and its arguments follow after --", args[i])
-		}
-		if strings.HasSuffix(name, "path") {
-			c.Socket = value
-			continue
-		}
-		d, err := time.ParseDuration(value)
-		if err != nil || d <= 0 {
-			return Command{}, fmt.Errorf("%s: %.30q is not a duration above 0, such as 30s", name, value)
-		}
-		c.Timeout = d
+	var c Command
+	flags := flag.NewFlagSet("", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.StringVar(&c.Socket, "fd-passing-socket-path", socket, "")
+	flags.DurationVar(&c.Timeout, "timeout", DefaultTimeout, "")
+	flags.BoolVar(&c.Version, "version", false, "")
+	if end := slices.Index(args, "--"); end >= 0 {
+		args, c.Client = args[:end], args[end+1:]
 	}
+	err := flags.Parse(args)
 	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return Command{Help: true}, nil
+	case err != nil:
+		return Command{}, fmt.Errorf("%w: the client and its arguments follow after --", err)
+	case c.Version:
+		return Command{Version: true}, nil
+	case flags.NArg() > 0:
+		return Command{}, fmt.Errorf("%.60q is not a flag of this program: the client and its arguments follow after --", flags.Arg(0))
+	case c.Timeout <= 0:
+		return Command{}, fmt.Errorf("--timeout: %s is not a duration above 0, such as 30s", c.Timeout)
 	case len(c.Client) == 0 || c.Client[0] == "":
 		return Command{}, errors.New("the client is missing: it and its arguments follow after --")
 	case c.Socket == "":

@@ -27,11 +27,11 @@ func TestParse(t *testing.T) {
 		{"--", "/fd/s", Command{}, "client is missing"},
 		{"-- sshfs", "", Command{}, "socket-path is missing"},
 		{"sshfs /dev/fd/3", "/fd/s", Command{}, "follow after --"},
-		{"--fd-passing-socket-path", "", Command{}, "needs a value"},
-		{"--fd-passing-socket-path -- sshfs", "", Command{}, "needs a value"},
+		{"--fd-passing-socket-path", "", Command{}, "needs an argument"},
+		{"--fd-passing-socket-path -- sshfs", "", Command{}, "needs an argument"},
 		{"--timeout=0s -- sshfs", "/fd/s", Command{}, "not a duration"},
-		{"--timeout=soon -- sshfs", "/fd/s", Command{}, "not a duration"},
-		{"--v=5 -- sshfs", "/fd/s", Command{}, "not a flag"},
+		{"--timeout=soon -- sshfs", "/fd/s", Command{}, "invalid value"},
+		{"--v=5 -- sshfs", "/fd/s", Command{}, "not defined"},
 	} {
 		got, err := Parse(strings.Fields(tc.args), tc.socket)
 		if tc.err != "" {

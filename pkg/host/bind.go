@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -50,7 +51,7 @@ func Bind(source, target *os.File, attrs BindAttrs) error {
 
 // bind clones the mount of source, sets attributes, attaches it to target and gives it the propagation type.
 func bind(source, target *os.File, set uint64, propagation uint64) error {
-	fd, err := unix.OpenTree(int(source.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	fd, err := cloneTree(source)
 	if err != nil {
 		return fmt.Errorf("cloning the mount: %w", err)
 	}
@@ -59,11 +60,21 @@ func bind(source, target *os.File, set uint64, propagation uint64) error {
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		return fmt.Errorf("setting mount flags: %w", err)
 	}
-	if err := unix.MoveMount(fd, "", int(target.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+	if err := moveMount(fd, target, 0); err != nil {
 		return fmt.Errorf("attaching the mount: %w", err)
 	}
 	// Attaching it below a shared mount made it shared, too. The descriptor still refers to it.
 	return setPropagation(fd, propagation)
+}
+
+// cloneTree makes an unattached clone of the mount of a file. Its root is the file. The clone is in the peer group of the original.
+func cloneTree(f *os.File) (fd int, err error) {
+	return unix.OpenTree(int(f.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+}
+
+// moveMount attaches a mount to a directory or file.
+func moveMount(fd int, to *os.File, flags int) error {
+	return unix.MoveMount(fd, "", int(to.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|flags)
 }
 
 // setPropagation sets the propagation type of the mount that fd was opened on.
@@ -84,7 +95,7 @@ func SharedMountpoint(dir string) error {
 		return err
 	}
 	defer f.Close()
-	mounts, err := readMounts(context.Background(), threadMountinfo)
+	top, mounts, err := findMount(context.Background(), f)
 	if err != nil {
 		return err
 	}
@@ -92,31 +103,22 @@ func SharedMountpoint(dir string) error {
 	if err != nil {
 		return fmt.Errorf("resolving %s: %w", dir, err)
 	}
-	top, err := mountOf(f, mounts)
-	if err != nil {
-		return err
-	}
-	if isSelfBind(top, place, mounts) {
-		if sharesAlone(top, mounts) {
-			return nil
+	switch {
+	case !isSelfBind(top, place, mounts):
+		for _, m := range mounts {
+			if strings.HasPrefix(m.Mountpoint, place+"/") {
+				return fault.Errorf(fault.Precondition, "%s must become a mount point, "+
+					"which would hide %s (%s); unmount that first", dir, m.Mountpoint, m.Source)
+			}
 		}
+		err = bind(f, f, 0, unix.MS_SHARED)
+	case !sharesAlone(top, mounts):
 		// An earlier call was killed in between. It is made private first, to get its own group: in the group of the mount
 		// around it, every mount below would appear twice.
-		if err := setPropagation(int(f.Fd()), unix.MS_PRIVATE); err != nil {
-			return fmt.Errorf("%s: %w", dir, err)
-		}
-		return wrapDir(dir, setPropagation(int(f.Fd()), unix.MS_SHARED))
-	}
-	for _, m := range mounts {
-		if strings.HasPrefix(m.Mountpoint, place+"/") {
-			return fault.Errorf(fault.Precondition, "%s must become a mount point, "+
-				"which would hide %s (%s); unmount that first", dir, m.Mountpoint, m.Source)
+		if err = setPropagation(int(f.Fd()), unix.MS_PRIVATE); err == nil {
+			err = setPropagation(int(f.Fd()), unix.MS_SHARED)
 		}
 	}
-	return wrapDir(dir, bind(f, f, 0, unix.MS_SHARED))
-}
-
-func wrapDir(dir string, err error) error {
 	if err != nil {
 		return fmt.Errorf("making %s a shared mount point: %w", dir, err)
 	}
@@ -125,8 +127,8 @@ func wrapDir(dir string, err error) error {
 
 // sharesAlone reports whether a mount is shared, in another group than its parent mount.
 func sharesAlone(m Mount, mounts []Mount) bool {
-	group := peerGroup(m)
-	return len(m.Optional) == 1 && group != "" && !slices.ContainsFunc(mounts, func(p Mount) bool { return p.ID == m.Parent && peerGroup(p) == group })
+	return len(m.Optional) == 1 && m.Shared() &&
+		!slices.ContainsFunc(mounts, func(p Mount) bool { return p.ID == m.Parent && p.peerGroup() == m.peerGroup() })
 }
 
 // isSelfBind reports whether top is a bind of the directory place on itself.
@@ -156,17 +158,22 @@ func MountID(f *os.File) (int, error) {
 	return 0, fmt.Errorf("finding the mount of %s: its fdinfo has no mnt_id: %w", f.Name(), errors.ErrUnsupported)
 }
 
-func mountOf(f *os.File, mounts []Mount) (Mount, error) {
+// findMount returns the mount that a descriptor was opened on, and the mount table of the calling thread's namespace.
+func findMount(ctx context.Context, f *os.File) (Mount, []Mount, error) {
+	mounts, err := readMounts(ctx, threadMountinfo)
+	if err != nil {
+		return Mount{}, nil, err
+	}
 	id, err := MountID(f)
 	if err != nil {
-		return Mount{}, err
+		return Mount{}, nil, err
 	}
 	for _, m := range mounts {
 		if m.ID == id {
-			return m, nil
+			return m, mounts, nil
 		}
 	}
-	return Mount{}, fault.Errorf(fault.Busy, "mount %d of %s is not in the mount table; it was probably unmounted", id, f.Name())
+	return Mount{}, nil, fault.Errorf(fault.Busy, "mount %d of %s is not in the mount table; it was probably unmounted", id, f.Name())
 }
 
 // fdinfoMountID reads mnt_id from the text of a fdinfo file, proc_pid_fdinfo(5).
@@ -178,4 +185,108 @@ func fdinfoMountID(info string) (int, bool) {
 		}
 	}
 	return 0, false
+}
+
+const (
+	// firstUnmountRetry and lastUnmountRetry bound the doubling interval between attempts to unmount a busy mount.
+	firstUnmountRetry = 5 * time.Millisecond
+	lastUnmountRetry  = 250 * time.Millisecond
+	// usersTimeout bounds the search for the users of a busy mount, which runs after the caller's deadline.
+	usersTimeout = 300 * time.Millisecond
+)
+
+// Unmount unmounts the top mount at target, which must be unused (else unix.EBUSY); call it inside Do. It is never lazy, so
+// success means that the mount is gone from this namespace. Symbolic links are followed in all but the last component. The
+// error is unix.EINVAL if target is not a mount point and unix.ENOENT if it does not exist.
+func Unmount(target string) error { return unmount(target, target, 0) }
+
+// Detach unmounts the top mount at target lazily; call it inside Do. Use it only for file systems whose client has exited,
+// where no data can be lost. Its errors are those of Unmount, except unix.EBUSY.
+func Detach(target string) error { return unmount(target, target, unix.MNT_DETACH) }
+
+// UnmountTarget is Unmount for a target path: it refuses symbolic links below root, as OpenTarget does.
+func UnmountTarget(root, target string) error { return unmountTarget(root, target, 0) }
+
+// RemoveMountPoint detaches everything that is mounted on a directory of the driver's own, and removes the directory, which may be missing.
+// Call it inside Do.
+func RemoveMountPoint(dir string) error {
+	for {
+		err := Detach(dir)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}
+
+// DetachTarget is Detach for a target path: it refuses symbolic links below root, as OpenTarget does.
+func DetachTarget(root, target string) error { return unmountTarget(root, target, unix.MNT_DETACH) }
+
+func unmountTarget(root, target string, flags int) error {
+	parent, name, err := openParent(root, target)
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	return unmount(fdPath(parent)+"/"+name, target, flags)
+}
+
+// unmount unmounts a path, which errors name target.
+func unmount(path, target string, flags int) error {
+	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW|flags)
+	switch {
+	case err == nil:
+		return nil
+	case flags&unix.MNT_DETACH != 0:
+		return fmt.Errorf("detaching %s: %w", target, err)
+	}
+	return fmt.Errorf("unmounting %s: %w", target, err)
+}
+
+// UnmountWhenIdle calls once, which is Unmount or UnmountTarget for m, until it succeeds. While the mount is busy it retries
+// with backoff until ctx ends. It then returns a fault.Busy that names the processes that use the mount. Each attempt is a Do of
+// its own, on the account of ctx. A path that is no longer a mount point (unix.EINVAL) counts as success, and any other error
+// is returned at once.
+func (n *Namespace) UnmountWhenIdle(ctx context.Context, m Mount, once func() error) error {
+	busy := false
+	for wait := firstUnmountRetry; ; wait = min(2*wait, lastUnmountRetry) {
+		err := n.Do(ctx, "unmounting "+m.Mountpoint, once)
+		busy = busy || errors.Is(err, unix.EBUSY)
+		switch {
+		case err == nil, errors.Is(err, unix.EINVAL):
+			return nil
+		case !errors.Is(err, unix.EBUSY) && (!busy || ctx.Err() == nil): // ctx may have ended during a later attempt
+			return fmt.Errorf("unmounting %s: %w", m.Mountpoint, err)
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+		}
+		if ctx.Err() == nil {
+			continue
+		}
+		return fault.Errorf(fault.Busy, "unmounting %s: it is in use by %s", m.Mountpoint, n.describeUsers(ctx, m))
+	}
+}
+
+// describeUsers names the processes that use a mount and this driver's own overdue calls on it. It runs after ctx has ended.
+func (n *Namespace) describeUsers(ctx context.Context, m Mount) string {
+	ctx, cancel := context.WithTimeout(For(context.WithoutCancel(ctx), ""), usersTimeout)
+	defer cancel()
+	users, _ := n.Users(ctx, m)
+	for _, call := range n.OverdueCalls() {
+		if strings.Contains(call, m.Mountpoint) {
+			users = append(users, "this driver, in a call that the client does not answer: "+call)
+		}
+	}
+	if len(users) == 0 {
+		return "processes that this driver cannot see"
+	}
+	return strings.Join(users, ", ")
 }

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
 // child is a mount below a stale one. Usually no path leads to it, because the stale file system answers no look-up, and the kernel
@@ -36,8 +35,8 @@ const resolveCached = 0x20
 // maxSources bounds the mounts of the host from which a child is tried to be cloned.
 const maxSources = 8
 
-// children prepares the mounts below parent for onto, which replaces parent.
-func (r *replacement) children(ctx context.Context, parent Mount, onto *os.File) ([]*child, error) {
+// prepareChildren prepares the mounts below parent for onto, which replaces parent.
+func (r *replacement) prepareChildren(ctx context.Context, parent Mount, onto *os.File) ([]*child, error) {
 	var all []*child
 	for _, m := range r.tree.below(parent) {
 		c := &child{mount: m, rel: strings.TrimPrefix(m.Mountpoint, strings.TrimSuffix(parent.Mountpoint, "/")+"/")}
@@ -57,7 +56,7 @@ func (r *replacement) children(ctx context.Context, parent Mount, onto *os.File)
 			continue
 		}
 		var err error
-		if c.below, err = r.children(ctx, m, c.clone); err != nil {
+		if c.below, err = r.prepareChildren(ctx, m, c.clone); err != nil {
 			return nil, err
 		}
 	}
@@ -69,18 +68,18 @@ func (r *replacement) cloneChild(ctx context.Context, m Mount) (clone *os.File, 
 	if hasOption(m.Options, idMapped) {
 		return nil, Mount{}, fault.Errorf(fault.Unsupported, "it is id-mapped, with a mapping that cannot be read")
 	}
-	if r.isStale(m) {
-		clone, err = r.source.clone(ctx, r.files, m)
-		return clone, r.Source, err
+	if r.src.isStale(m) {
+		clone, err = r.src.clone(ctx, r.files, m)
+		return clone, r.src.swap.Source, err
 	}
-	if r.table == nil {
-		table, err := r.n.Mounts(ctx)
+	if r.src.table == nil {
+		table, err := r.src.n.Mounts(ctx)
 		if err != nil {
 			return nil, Mount{}, err
 		}
-		r.table = table
+		r.src.table = table
 	}
-	sources := slices.DeleteFunc(slices.Clone(r.table), func(s Mount) bool {
+	sources := slices.DeleteFunc(slices.Clone(r.src.table), func(s Mount) bool {
 		return !sameDevice(s, m) || s.FSType != m.FSType || s.ID == m.ID || !isBelow(m.Root, s.Root)
 	})
 	slices.SortStableFunc(sources, func(a, b Mount) int { return len(b.Root) - len(a.Root) }) // the shortest path first
@@ -97,27 +96,16 @@ func (r *replacement) cloneChild(ctx context.Context, m Mount) (clone *os.File, 
 func (r *replacement) cloneFrom(ctx context.Context, source, m Mount) (*os.File, error) {
 	var clone *os.File
 	what := fmt.Sprintf("looking up %s in %s", m.Root, source.Mountpoint)
-	err := r.ask(ctx, what, r.files, func(context.Context) error {
-		procDir, err := unix.Open(proc.Dir, openDir, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(procDir)
-		top, err := nsHandle{proc: procDir}.open(source)
+	err := r.src.askClient(ctx, what, r.files, func(context.Context) error {
+		top, err := openMount(source)
 		if err != nil {
 			return err
 		}
 		defer top.Close()
-		dir := top
-		if rel := strings.TrimPrefix(strings.TrimPrefix(m.Root, source.Root), "/"); rel != "" {
-			fd, err := openBelow(top, rel, openPlace)
-			if err != nil {
-				return fmt.Errorf("%s: %w", what, err)
-			}
-			dir = r.files.add(fd, m.Root)
+		if clone, err = cloneMount(r.files, top, source, m); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
 		}
-		clone, err = cloneMount(r.files, dir, source, m)
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, err
@@ -127,8 +115,8 @@ func (r *replacement) cloneFrom(ctx context.Context, source, m Mount) (*os.File,
 
 // findPlace looks up the directory or file in the healthy file system that a child is attached to.
 func (r *replacement) findPlace(ctx context.Context, c *child, onto *os.File) error {
-	what := fmt.Sprintf("looking up %s in %s", c.rel, r.Source.Mountpoint)
-	return r.ask(ctx, what, r.files, func(ctx context.Context) error {
+	what := fmt.Sprintf("looking up %s in %s", c.rel, r.src.swap.Source.Mountpoint)
+	return r.src.askClient(ctx, what, r.files, func(ctx context.Context) error {
 		fd, err := openBelow(onto, c.rel, openPlace)
 		if errors.Is(err, unix.ENOENT) && c.clone != nil {
 			fd, err = r.makePlace(ctx, c, onto)
@@ -199,15 +187,14 @@ func (r *replacement) openChildren(h nsHandle, stale *os.File) error {
 
 // moveChildren attaches children, or their clones, to the healthy mount.
 func moveChildren(children []*child) error {
-	const here = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
 	for _, c := range children {
-		if c.moved != nil && unix.MoveMount(int(c.moved.Fd()), "", int(c.place.Fd()), "", here) == nil {
+		if c.moved != nil && moveMount(int(c.moved.Fd()), c.place, 0) == nil {
 			continue
 		}
 		if c.clone == nil {
 			return fmt.Errorf("moving %s to the healthy mount: %w", c.mount.Mountpoint, unix.EINVAL)
 		}
-		if err := unix.MoveMount(int(c.clone.Fd()), "", int(c.place.Fd()), "", here); err != nil {
+		if err := moveMount(int(c.clone.Fd()), c.place, 0); err != nil {
 			return fmt.Errorf("mounting %s below the healthy mount: %w", c.mount.Mountpoint, err)
 		}
 		if err := moveChildren(c.below); err != nil {

@@ -48,9 +48,10 @@ func (n *Namespace) detachInOthers(ctx context.Context, things string, match fun
 	if err != nil {
 		return 0, err
 	}
-	holders, unseen, err := n.holders(ctx, "searching for "+things, scope{Owners: spare}, match, func(ns *otherNamespace, mounts []Mount) bool {
+	held := func(ns *otherNamespace, mounts []Mount) bool {
 		return ns.owner == "" && len(host.foreignTo(mounts, match)) > 0
-	})
+	}
+	holders, unseen, err := n.findHolders(ctx, search{what: "searching for " + things, owners: spare, needs: match, pick: held})
 	if err != nil {
 		return 0, err
 	}
@@ -58,8 +59,8 @@ func (n *Namespace) detachInOthers(ctx context.Context, things string, match fun
 		return 0, fault.Errorf(fault.Busy, "not detaching %s, because a namespace to spare is unknown: %w", things, unseen[0].Err)
 	}
 	var detached atomic.Int64 // a call may outlive this function
-	err = n.inEach(holders, func(at namespaceRef) error {
-		what := "detaching " + things + at.name()
+	err = n.doInEach(holders, func(at namespaceRef) error {
+		what := "detaching " + things + at.name
 		bounded, cancel := context.WithTimeout(ctx, otherBound)
 		defer cancel()
 		return at.do(bounded, what, func(h nsHandle) error {
@@ -72,13 +73,11 @@ func (n *Namespace) detachInOthers(ctx context.Context, things string, match fun
 	return int(detached.Load()), err
 }
 
-// holders returns the other namespaces for whose mount tables pick reports true; see otherNamespace.mounts for needs. A namespace whose table
-// cannot be read costs only itself: unseen are those that have an owner.
-func (n *Namespace) holders(ctx context.Context, what string, of scope, needs func(Mount) bool,
-	pick func(ns *otherNamespace, mounts []Mount) bool,
-) (holders []*otherNamespace, unseen []Swapped, err error) {
-	err = n.run(ctx, what, nil, func() error {
-		all, missed, err := n.otherNamespaces(ctx, what, of)
+// findHolders returns the other namespaces for whose mount tables pick reports true. A namespace whose table cannot be read costs only itself:
+// unseen are those that have an owner.
+func (n *Namespace) findHolders(ctx context.Context, s search) (holders []*otherNamespace, unseen []Swapped, err error) {
+	err = n.runCall(ctx, s.what, nil, func() error {
+		all, missed, err := n.otherNamespaces(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -86,24 +85,24 @@ func (n *Namespace) holders(ctx context.Context, what string, of scope, needs fu
 		large := map[string]int64{} // the bytes of large tables, by pod or cgroup
 		for _, ns := range all {
 			if ctx.Err() != nil {
-				return fmt.Errorf("%s: %w", what, ctx.Err())
+				return fmt.Errorf("%s: %w", s.what, ctx.Err())
 			}
-			byMounts, needs := ns.owner == "" && of.ByMounts != nil, needs
+			byMounts, needs := ns.owner == "" && s.owners.ByMounts != nil, s.needs
 			if byMounts {
 				needs = nil
 			}
 			table, err := ns.mountsWithin(ctx, large, needs)
 			if byMounts && err == nil {
-				ns.owner = of.ByMounts(table.mounts)
+				ns.owner = s.owners.ByMounts(table.mounts)
 			}
 			switch {
-			case ctx.Err() != nil, of.owned && ns.owner == "":
-			case err == nil && pick(ns, table.mounts):
+			case ctx.Err() != nil, s.owned && ns.owner == "":
+			case err == nil && s.pick(ns, table.mounts):
 				found = append(found, ns)
 			case err != nil && ns.owner != "":
 				missed = append(missed, Swapped{PID: ns.pids[0], Err: err})
 			case err != nil:
-				klog.FromContext(ctx).V(4).Info("Cannot read a mount table", "process", processName(ns.pids[0]), "call", what, "error", err)
+				klog.FromContext(ctx).V(4).Info("Cannot read a mount table", "process", processName(ns.pids[0]), "call", s.what, "error", err)
 			}
 		}
 		holders, unseen = found, missed
@@ -133,12 +132,12 @@ func (o *otherNamespace) mountsWithin(ctx context.Context, large map[string]int6
 // account is the namespace's owner, else its pod or cgroup.
 func (o *otherNamespace) account() string { return cmp.Or(o.owner, accountOf(o.pids[0])) }
 
-// inEach calls fn for each namespace: for those of one owner, else of one pod or cgroup, one after the other, and for the others at the same
+// doInEach calls fn for each namespace: for those of one owner, else of one pod or cgroup, one after the other, and for the others at the same
 // time, so that none waits for another tenant's. A namespace whose processes have exited is skipped.
-func (n *Namespace) inEach(all []*otherNamespace, fn func(at namespaceRef) error) error {
+func (n *Namespace) doInEach(all []*otherNamespace, fn func(at namespaceRef) error) error {
 	of := map[string][]namespaceRef{}
 	for _, ns := range all {
-		of[ns.account()] = append(of[ns.account()], namespaceRef{n, ns})
+		of[ns.account()] = append(of[ns.account()], n.refTo(ns))
 	}
 	var group sync.WaitGroup
 	var mu sync.Mutex

@@ -32,8 +32,16 @@ func sleeperWith(t *testing.T, n *Namespace, dir string, namespaces uintptr, scr
 	t.Helper()
 	// The script changes its directory itself: until the exec, the child blocks a part of the Go runtime, which serves the mount here.
 	cmd := exec.Command("/bin/sh", "-c", `cd "$0" && `+script, dir)
-	cmd.Dir, cmd.Stderr = "/", os.Stderr
+	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: namespaces}
+	begin(t, n, cmd)
+	return cmd
+}
+
+// begin starts a process in the namespace, waits until it is ready, and returns the line that says so. The process's input ends with the
+// test.
+func begin(t *testing.T, n *Namespace, cmd *exec.Cmd) (line string) {
+	t.Helper()
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -42,14 +50,20 @@ func sleeperWith(t *testing.T, n *Namespace, dir string, namespaces uintptr, scr
 	if err != nil {
 		t.Fatal(err)
 	}
+	cmd.Stderr = os.Stderr
 	do(t, n, "starting a process", cmd.Start)
-	t.Cleanup(func() {
-		in.Close()
-		_ = cmd.Wait()
-	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+	t.Cleanup(func() { in.Close(); _ = cmd.Wait() })
+	if line, err = bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatalf("%q, %v", line, err)
 	}
+	return strings.TrimSpace(line)
+}
+
+// levelProcess returns a process of this test's program at a level, in a mount namespace of its own.
+func levelProcess(level string, args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), levelEnv+"="+level)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	return cmd
 }
 
@@ -172,5 +186,44 @@ func TestPropagatedMountsAreNotDetached(t *testing.T) {
 	do(t, n, "unmounting", func() error { return Unmount(place) })
 	if left := mountsOf(t, peer.Process.Pid, m.Source); len(left) != 0 {
 		t.Errorf("left: %+v", left)
+	}
+}
+
+// A copy on a slave of a mount of the host is unmounted with it. A copy that a container has for itself stays.
+func TestLastingAfter(t *testing.T) {
+	host := hostView{ids: map[int]bool{1: true}, peers: map[string]bool{"7": true}}
+	parent := func(optional ...string) Mount { return Mount{ID: 20, Mountpoint: "/sources", Optional: optional} }
+	stale := Mount{ID: 21, Parent: 20, Minor: 99, Mountpoint: "/sources/a"}
+	for name, tc := range map[string]struct {
+		parent Mount
+		stays  bool
+	}{
+		"on a private mount":               {parent(), true},
+		"on a peer":                        {parent("shared:7"), false},
+		"on a slave":                       {parent("master:7"), false},
+		"on a slave that is shared itself": {parent("shared:8", "master:7"), false},
+		"on a slave of something else":     {parent("shared:8", "master:9"), true},
+	} {
+		got := host.lastingAfter([]Mount{tc.parent, stale}, func(m Mount) bool { return m.Minor == 99 })
+		if (len(got) == 1) != tc.stays {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+func TestDirectoryIn_IsOnTheNearestMount(t *testing.T) {
+	all := []Mount{
+		{Minor: 1, Root: "/", Mountpoint: "/"}, {Minor: 2, Root: "/", Mountpoint: "/run"}, {Minor: 3, Root: "/", Mountpoint: "/run/s3"},
+		{Minor: 4, Root: "/", Mountpoint: "/run/s3-csi"}, {Minor: 5, Root: "/sub", Mountpoint: "/run"},
+	}
+	for path, want := range map[string]Directory{
+		"/run/s3-csi/resolv.conf": {0, 4, "/resolv.conf"}, "/run/s3-csix": {0, 5, "/sub/s3-csix"}, "/var": {0, 1, "/var"}, "/run": {0, 5, "/sub"},
+	} {
+		if d, ok := DirectoryIn(all, path); !ok || d != want {
+			t.Errorf("%s: %+v", path, d)
+		}
+	}
+	if _, ok := DirectoryIn(nil, "/run"); ok {
+		t.Error("a directory in an empty table")
 	}
 }

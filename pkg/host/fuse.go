@@ -74,6 +74,24 @@ func MountFuse(fuse, dir *os.File, m FuseMount) error {
 	return fmt.Errorf("mounting %s on %s: %w", m.Source, dir.Name(), err)
 }
 
+// NewFuseMount opens the FUSE device and mounts its connection on a directory of the driver's own; see OpenFuse and MountFuse.
+func NewFuseMount(path string, m FuseMount) (*os.File, error) {
+	dir, err := OpenDir(path)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	fuse, err := OpenFuse()
+	if err != nil {
+		return nil, err
+	}
+	if err := MountFuse(fuse, dir, m); err != nil {
+		fuse.Close()
+		return nil, err
+	}
+	return fuse, nil
+}
+
 // selinuxContext is user:role:type, usually with a level such as s0-s0:c0.c1023 or s0:c1,c2. Quotes and white space would end the
 // mount option.
 var selinuxContext = regexp.MustCompile(`^[A-Za-z0-9_.-]+:[A-Za-z0-9_.-]+:[A-Za-z0-9_.-]+(:[A-Za-z0-9_.,:-]+)?$`)
@@ -109,3 +127,44 @@ func selinuxEnabled() bool {
 
 // fdPath returns a path to an open file, for system calls that take no descriptor. It needs the host's /proc.
 func fdPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
+
+// MountEmpty mounts an empty file system that is never writable on a directory of the driver's own; call it inside Do. Not the mount is read-only but the file
+// system, so that a mount that replaces a copy of it, with the same flags, is writable. source is shown in mount tables.
+func MountEmpty(path, source, selinuxContext string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("mounting an empty file system on %s: %w", path, err)
+		}
+	}()
+	dir, err := OpenDir(path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fs)
+	options := [][2]string{{"source", source}, {"mode", "0555"}, {"nr_inodes", "2"}, {"size", "4096"}}
+	if selinuxContext != "" {
+		if !selinuxEnabled() {
+			return fault.Errorf(fault.Precondition, "SELinux context %s: SELinux is not enabled on this host", selinuxContext)
+		}
+		options = append(options, [2]string{"context", selinuxContext})
+	}
+	for _, o := range options {
+		if err := unix.FsconfigSetString(fs, o[0], o[1]); err != nil {
+			return fmt.Errorf("option %s: %w", o[0], err)
+		}
+	}
+	if err := errors.Join(unix.FsconfigSetFlag(fs, "ro"), unix.FsconfigCreate(fs)); err != nil {
+		return err
+	}
+	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOATIME)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(mnt)
+	return moveMount(mnt, dir, 0)
+}

@@ -143,7 +143,7 @@ func TestStaleMountCanBeOpenedBoundAndUnmounted(t *testing.T) {
 	hasErrno(t, n.ReadRoot(within(t, 10*time.Second), place), unix.ENOTCONN)
 	m := mountAt(t, n, place)
 	do(t, n, "using the stale mount", func() error {
-		stale, err := OpenTarget(dir, place, true)
+		stale, err := MakeTarget(dir, place)
 		if err != nil {
 			return err
 		}
@@ -151,7 +151,7 @@ func TestStaleMountCanBeOpenedBoundAndUnmounted(t *testing.T) {
 		if id, err := MountID(stale); err != nil || id != m.ID {
 			t.Errorf("mount %d, %v, want %d", id, err, m.ID)
 		}
-		other, err := OpenTarget(dir, dir+"/other", true)
+		other, err := MakeTarget(dir, dir+"/other")
 		if err != nil {
 			return err
 		}
@@ -210,7 +210,7 @@ func TestUnresponsiveMountBlocksOneCallPerProbe(t *testing.T) {
 
 	// These calls must work on an unresponsive mount.
 	do(t, n, "opening", func() error {
-		target, err := OpenTarget(dir, place, true)
+		target, err := MakeTarget(dir, place)
 		if err == nil {
 			target.Close()
 		}

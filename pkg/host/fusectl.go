@@ -50,7 +50,11 @@ func (f *Fusectl) WaitingAll(ctx context.Context, minors []uint32) (map[uint32]i
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
-			n, ok, err := f.waiting(ctx, minor)
+			n, ok := 0, false
+			dir, err := f.connection(ctx, minor)
+			if err == nil && dir != "" {
+				n, ok, err = readWaiting(path.Join(dir, "waiting"))
+			}
 			if err != nil {
 				return nil, fmt.Errorf("reading the waiting requests of FUSE connection %d: %w", minor, err)
 			}
@@ -60,15 +64,6 @@ func (f *Fusectl) WaitingAll(ctx context.Context, minors []uint32) (map[uint32]i
 		}
 		return all, nil
 	})
-}
-
-// waiting runs inside Do.
-func (f *Fusectl) waiting(ctx context.Context, minor uint32) (waiting int, ok bool, err error) {
-	dir, err := f.connection(ctx, minor)
-	if err != nil || dir == "" {
-		return 0, false, err
-	}
-	return readWaiting(path.Join(dir, "waiting"))
 }
 
 func readWaiting(file string) (waiting int, ok bool, err error) {
@@ -96,8 +91,8 @@ func (f *Fusectl) Abort(ctx context.Context, minor uint32) error {
 
 // Connection is an open FUSE connection. It never becomes another one, though the kernel reuses its number after it has ended.
 type Connection struct {
-	minor          uint32
-	waiting, abort *os.File // locations only: each read needs an open of its own
+	minor uint32
+	dir   *os.File // a location only; the kernel removes its files with the connection
 }
 
 // Open opens a connection; nil is that there is none.
@@ -108,31 +103,25 @@ func (f *Fusectl) Open(ctx context.Context, minor uint32) (*Connection, error) {
 		if err != nil || dir == "" {
 			return nil, err
 		}
-		c = &Connection{minor: minor}
-		for name, file := range map[string]**os.File{"waiting": &c.waiting, "abort": &c.abort} {
-			fd, err := unix.Open(path.Join(dir, name), unix.O_PATH|unix.O_CLOEXEC, 0)
-			if errors.Is(err, unix.ENOENT) { // it has just ended
-				c.Close()
-				return nil, nil
-			}
-			if err != nil {
-				c.Close()
-				return nil, fmt.Errorf("%s: %w", what, err)
-			}
-			*file = os.NewFile(uintptr(fd), name)
+		fd, err := unix.Open(dir, openDir, 0)
+		if errors.Is(err, unix.ENOENT) { // it has just ended
+			return nil, nil
 		}
-		return c, nil
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", what, err)
+		}
+		return &Connection{minor, os.NewFile(uintptr(fd), dir)}, nil
 	})
 }
 
 // Waiting is Fusectl.Waiting of the connection.
 func (c *Connection) Waiting() (waiting int, ok bool, err error) {
-	return readWaiting(fdPath(c.waiting))
+	return readWaiting(fdPath(c.dir) + "/waiting")
 }
 
 // Abort is Fusectl.Abort of the connection.
 func (c *Connection) Abort() error {
-	f, err := os.OpenFile(fdPath(c.abort), os.O_WRONLY, 0)
+	f, err := os.OpenFile(fdPath(c.dir)+"/abort", os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.WriteString("1")
 		f.Close()
@@ -145,13 +134,8 @@ func (c *Connection) Abort() error {
 
 // Close closes it; nil is permitted.
 func (c *Connection) Close() {
-	if c == nil {
-		return
-	}
-	for _, f := range []*os.File{c.waiting, c.abort} {
-		if f != nil {
-			f.Close()
-		}
+	if c != nil {
+		c.dir.Close()
 	}
 }
 

@@ -20,7 +20,7 @@ func TestSlaveOfATargetBecomesASlaveOfItsReplacement(t *testing.T) {
 				func() error { return unix.Mount("", to, "", unix.MS_SLAVE, "") },
 				func() error { return unix.Mount("", to, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "") })
 		}
-		group := strings.TrimPrefix(peerGroup(mountAt(t, r.n, target)), "shared:")
+		group := mountAt(t, r.n, target).peerGroup()
 		if m := mountAt(t, r.n, slave); group == "" || !hasOption(strings.Join(m.Optional, ","), "master:"+group) {
 			t.Fatalf("%+v of group %q", m, group)
 		}
@@ -42,7 +42,7 @@ func TestSlaveOfATargetBecomesASlaveOfItsReplacement(t *testing.T) {
 				r.alive(0, place)
 			}
 			groups.Close()
-			now := strings.TrimPrefix(peerGroup(r.seenAt(target)), "shared:")
+			now := r.seenAt(target).peerGroup()
 			for _, place := range []string{slave, sub} {
 				if m := r.seenAt(place); now == "" || !hasOption(strings.Join(m.Optional, ","), "master:"+now) || !m.ReadOnly() {
 					t.Errorf("on top %t: %+v is no read-only slave of group %q", onTop, m, now)

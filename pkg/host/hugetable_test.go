@@ -3,13 +3,10 @@
 package host
 
 import (
-	"bufio"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -71,23 +68,8 @@ func fillTable(dir string) error {
 // hugeTable starts a process whose mount table fillTable has filled, and returns its pid.
 func (r *swapRig) hugeTable() int {
 	r.t.Helper()
-	cmd := exec.Command("/proc/self/exe", mkdir(r.t, r.dir, "huge"))
-	cmd.Env = append(os.Environ(), levelEnv+"="+levelTable)
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	do(r.t, r.n, "starting a process", cmd.Start)
-	r.t.Cleanup(func() { in.Close(); _ = cmd.Wait() })
-	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-		r.t.Fatalf("%q, %v", line, err)
-	}
+	cmd := levelProcess(levelTable, mkdir(r.t, r.dir, "huge"))
+	begin(r.t, r.n, cmd)
 	return cmd.Process.Pid
 }
 

@@ -80,7 +80,8 @@ func (h nsHandle) userNamespace(want idMapping) (int, error) {
 	if ended {
 		return -1, errEnded
 	}
-	return -1, fault.Errorf(fault.Unsupported, "it is id-mapped, and no process there has its mapping (users %q, groups %q); restart the container", want.users, want.groups)
+	return -1, fault.Errorf(fault.Unsupported, "it is id-mapped, and no process there has its mapping (users %q, groups %q); restart the container",
+		want.users, want.groups)
 }
 
 func (h nsHandle) mappingOfProcess(pid int) (idMapping, error) {
@@ -138,7 +139,8 @@ func mappingOf(f *os.File) (idMapping, error) {
 	req := mountRequest{id: st.Mnt_id, param: statmountUIDMap | statmountGIDMap}
 	req.size = uint32(unsafe.Sizeof(req))
 	buf := make([]byte, statmountStrings+maxMapping)
-	_, _, errno := unix.Syscall6(unix.SYS_STATMOUNT, uintptr(unsafe.Pointer(&req)), uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)), 0, 0, 0) //nolint:gosec // x/sys has no call for it
+	_, _, errno := unix.Syscall6(unix.SYS_STATMOUNT, //nolint:gosec // x/sys has no call for it
+		uintptr(unsafe.Pointer(&req)), uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)), 0, 0, 0)
 	switch {
 	case errno == unix.ENOSYS: // or a seccomp profile refuses the call
 		return idMapping{}, errMappingUnknown

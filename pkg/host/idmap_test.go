@@ -41,7 +41,7 @@ func (r *swapRig) idMap(target string, pid, users int, at string, more uint64) {
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		into.other = &otherNamespace{id: id, pids: []int{pid}}
+		into = r.n.refTo(&otherNamespace{id: id, pids: []int{pid}})
 	}
 	err = into.do(within(r.t, 10*time.Second), "mounting", func(nsHandle) error {
 		return unix.MoveMount(clone, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH)

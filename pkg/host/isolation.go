@@ -21,16 +21,42 @@ const systemdBooted = "/run/systemd/system"
 // OwnDir is a directory of the driver and the flag that sets it.
 type OwnDir struct{ Flag, Path string }
 
+// pidNamespace is what decides whether this process is in the PID namespace of a host.
+type pidNamespace struct {
+	pid  int    // of this process
+	self string // the target of /proc/self
+	link string // "pid:[4026531836]"
+	init string // the command name of PID 1
+}
+
+func readPIDNamespace() (ns pidNamespace, err error) {
+	ns.pid = os.Getpid()
+	if ns.self, err = os.Readlink("/proc/self"); err != nil {
+		return ns, err
+	}
+	if ns.link, err = os.Readlink("/proc/self/ns/pid"); err != nil {
+		return ns, err
+	}
+	first, err := os.ReadFile("/proc/1/comm")
+	ns.init = strings.TrimSpace(string(first))
+	return ns, err
+}
+
+// foreignProc returns what is wrong with /proc, "" if it shows this PID namespace.
+func (ns pidNamespace) foreignProc() string {
+	if ns.self == strconv.Itoa(ns.pid) {
+		return ""
+	}
+	return fmt.Sprintf("/proc belongs to another PID namespace than this process: it shows pid %d as %s", ns.pid, ns.self)
+}
+
 // surroundings are the facts that decide whether the driver is on a host.
 type surroundings struct {
-	pid          int      // of this process
-	procSelf     string   // the target of /proc/self
-	pidNamespace string   // "pid:[4026531836]"
-	init         string   // the command name of PID 1
-	booted       bool     // systemd booted PID 1's system
-	foreign      bool     // PID 1 is in another mount namespace than this process
-	madeThere    bool     // this process's root file system is mounted in PID 1's mount namespace too
-	layered      []OwnDir // directories on the writable layer of this process's container
+	ns        pidNamespace
+	booted    bool     // systemd booted PID 1's system
+	foreign   bool     // PID 1 is in another mount namespace than this process
+	madeThere bool     // this process's root file system is mounted in PID 1's mount namespace too
+	layered   []OwnDir // directories on the writable layer of this process's container
 }
 
 // Isolated returns nil if this process sees the host, else a fault.Precondition that names the reason and the setting. The driver
@@ -62,42 +88,34 @@ const isolationRemedy = `set hostPID: true on the node's pod (docker: --privileg
 // Directories on an overlay root are reported only for a driver that is isolated anyway: hosts that are containers themselves, and
 // hosts with an immutable root, have an overlay root too, and it outlives their containers.
 func (s surroundings) isolated() error {
-	var why []string
+	why := s.ns.foreignProc()
 	switch {
-	case s.procSelf != strconv.Itoa(s.pid):
-		why = append(why, fmt.Sprintf("/proc belongs to another PID namespace: it shows pid %d as %s", s.pid, s.procSelf))
-	case s.pidNamespace == initPIDNamespace:
+	case why != "":
+	case s.ns.link == initPIDNamespace:
 		return nil
-	case s.pid == 1:
-		why = append(why, "the driver is PID 1 of a PID namespace of its own")
-	case s.init == "systemd" && s.booted, s.foreign && s.madeThere:
+	case s.ns.pid == 1:
+		why = "the driver is PID 1 of a PID namespace of its own"
+	case s.ns.init == "systemd" && s.booted, s.foreign && s.madeThere:
 		return nil
-	case s.foreign:
-		why = append(why, fmt.Sprintf("PID 1 of the driver's PID namespace (%s) is not the init of a host", s.init))
 	default:
-		why = append(why, fmt.Sprintf("PID 1 of the driver's PID namespace (%s) is not the init of a host, and is in the driver's container", s.init))
+		why = fmt.Sprintf("PID 1 of the driver's PID namespace (%s) is not the init of a host", s.ns.init)
+		if !s.foreign {
+			why += ", and is in the driver's container"
+		}
 	}
 	for _, d := range s.layered {
-		why = append(why, fmt.Sprintf("%s %s is on the container's own writable layer, which is removed with the container", d.Flag, d.Path))
+		why += fmt.Sprintf("; %s %s is on the container's own writable layer, which is removed with the container", d.Flag, d.Path)
 	}
-	return fault.Errorf(fault.Precondition, "the driver is isolated from the host, and its mounts and pending uploads would be lost when its container ends: %s; %s",
-		strings.Join(why, "; "), isolationRemedy)
+	return fault.Errorf(fault.Precondition, "the driver is isolated from the host, and its mounts and pending uploads would be lost when "+
+		"its container ends: %s; %s", why, isolationRemedy)
 }
 
 // surroundings reads the facts. In the initial PID namespace the others do not matter, and are not read.
 func (n *Namespace) surroundings(ctx context.Context, dirs []OwnDir) (s surroundings, err error) {
-	s.pid, s.foreign = os.Getpid(), n.foreign
-	if s.procSelf, err = os.Readlink("/proc/self"); err != nil {
+	s.foreign = n.foreign
+	if s.ns, err = readPIDNamespace(); err != nil || s.ns.link == initPIDNamespace {
 		return s, err
 	}
-	if s.pidNamespace, err = os.Readlink("/proc/self/ns/pid"); err != nil || s.pidNamespace == initPIDNamespace {
-		return s, err
-	}
-	first, err := os.ReadFile("/proc/1/comm")
-	if err != nil {
-		return s, err
-	}
-	s.init = strings.TrimSpace(string(first))
 	s.booted, err = Call(ctx, n, "checking "+systemdBooted, nil, func() (bool, error) {
 		fi, err := os.Stat(systemdBooted)
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -183,36 +201,27 @@ const initPIDNamespace = "pid:[4026531836]"
 // PID namespace of a nested host (a Kubernetes node that is a container) is not the machine's first one; it is refused only if it
 // is clearly a container's or a pod's own.
 func HostPID() error {
-	self, err := os.Readlink("/proc/self")
+	ns, err := readPIDNamespace()
 	if err != nil {
 		return fault.Errorf(fault.Precondition, "finding the PID namespace (is /proc mounted?): %w", err)
 	}
-	link, err := os.Readlink("/proc/self/ns/pid")
-	if err != nil {
-		return fault.Errorf(fault.Precondition, "finding the PID namespace: %w", err)
-	}
-	first, err := os.ReadFile("/proc/1/comm")
-	if err != nil {
-		return fault.Errorf(fault.Precondition, "finding the PID namespace: %w", err)
-	}
-	return hostPID(os.Getpid(), self, link, strings.TrimSpace(string(first)))
+	return ns.shared()
 }
 
-// hostPID is HostPID for given facts: this process's pid, the target of /proc/self, the PID namespace, and the name of PID 1.
-func hostPID(pid int, self, namespace, first string) error {
-	const remedy = "set hostPID: true on the node's pod (or --pid=host on its container)"
-	var why string
+// shared is HostPID for a namespace.
+func (ns pidNamespace) shared() error {
+	why := ns.foreignProc()
 	switch {
-	case self != strconv.Itoa(pid):
-		why = fmt.Sprintf("/proc belongs to another PID namespace than this process: it shows pid %d as %s", pid, self)
-	case namespace == initPIDNamespace:
+	case why != "":
+	case ns.link == initPIDNamespace:
 		return nil
-	case pid == 1:
+	case ns.pid == 1:
 		why = "this process is PID 1 of a PID namespace of its own"
-	case first == "pause":
+	case ns.init == "pause":
 		why = "this process is in its pod's own PID namespace"
 	default:
 		return nil
 	}
+	const remedy = "set hostPID: true on the node's pod (or --pid=host on its container)"
 	return fault.Errorf(fault.Precondition, "FUSE clients cannot see the pids of their callers: %s; %s", why, remedy)
 }

@@ -18,21 +18,21 @@ func TestIsolated(t *testing.T) {
 		s    surroundings
 		ok   bool
 	}{
-		{"a bare host", surroundings{pid: 77, procSelf: "77", pidNamespace: initPIDNamespace}, true},
-		{"PID 1 of the machine", surroundings{pid: 1, procSelf: "1", pidNamespace: initPIDNamespace}, true},
-		{"a container with hostPID", surroundings{pid: 77, procSelf: "77", pidNamespace: initPIDNamespace, foreign: true}, true},
-		{"a container with hostPID on a node with systemd that is a container", surroundings{pid: 77, procSelf: "77", pidNamespace: own, init: "systemd", booted: true, foreign: true}, true},
-		{"a container with hostPID on a node without systemd that is a container", surroundings{pid: 77, procSelf: "77", pidNamespace: own, init: "docker-init", foreign: true, madeThere: true}, true},
-		{"a unit of a system container", surroundings{pid: 77, procSelf: "77", pidNamespace: own, init: "systemd", booted: true}, true},
-		{"a unit of a system container with an overlay root", surroundings{pid: 77, procSelf: "77", pidNamespace: own, init: "systemd", booted: true, layered: cache}, true},
+		{"a bare host", surroundings{ns: pidNamespace{77, "77", initPIDNamespace, ""}}, true},
+		{"PID 1 of the machine", surroundings{ns: pidNamespace{1, "1", initPIDNamespace, ""}}, true},
+		{"a container with hostPID", surroundings{ns: pidNamespace{77, "77", initPIDNamespace, ""}, foreign: true}, true},
+		{"hostPID on a node with systemd that is a container", surroundings{ns: pidNamespace{77, "77", own, "systemd"}, booted: true, foreign: true}, true},
+		{"hostPID on a node without systemd that is a container", surroundings{ns: pidNamespace{77, "77", own, "docker-init"}, foreign: true, madeThere: true}, true},
+		{"a unit of a system container", surroundings{ns: pidNamespace{77, "77", own, "systemd"}, booted: true}, true},
+		{"a unit of a system container with an overlay root", surroundings{ns: pidNamespace{77, "77", own, "systemd"}, booted: true, layered: cache}, true},
 
-		{"PID 1 of a container", surroundings{pid: 1, procSelf: "1", pidNamespace: own, init: "s3-csi-driver", booted: true}, false},
-		{"behind tini, which sees the host's /run", surroundings{pid: 7, procSelf: "7", pidNamespace: own, init: "tini", booted: true}, false},
-		{"behind a program called systemd", surroundings{pid: 7, procSelf: "7", pidNamespace: own, init: "systemd"}, false},
-		{"a pod that shares its PID namespace", surroundings{pid: 7, procSelf: "7", pidNamespace: own, init: "pause", foreign: true}, false},
-		{"a shell with a copy of the container's root", surroundings{pid: 7, procSelf: "7", pidNamespace: own, init: "sh", madeThere: true}, false},
-		{"another PID namespace's /proc", surroundings{pid: 7, procSelf: "4711", pidNamespace: initPIDNamespace}, false},
-		{"directories on the container's layer", surroundings{pid: 1, procSelf: "1", pidNamespace: own, layered: cache}, false},
+		{"PID 1 of a container", surroundings{ns: pidNamespace{1, "1", own, "s3-csi-driver"}, booted: true}, false},
+		{"behind tini, which sees the host's /run", surroundings{ns: pidNamespace{7, "7", own, "tini"}, booted: true}, false},
+		{"behind a program called systemd", surroundings{ns: pidNamespace{7, "7", own, "systemd"}}, false},
+		{"a pod that shares its PID namespace", surroundings{ns: pidNamespace{7, "7", own, "pause"}, foreign: true}, false},
+		{"a shell with a copy of the container's root", surroundings{ns: pidNamespace{7, "7", own, "sh"}, madeThere: true}, false},
+		{"another PID namespace's /proc", surroundings{ns: pidNamespace{7, "4711", initPIDNamespace, ""}}, false},
+		{"directories on the container's layer", surroundings{ns: pidNamespace{1, "1", own, ""}, layered: cache}, false},
 	} {
 		err := tc.s.isolated()
 		if (err == nil) != tc.ok || err != nil && !fault.Is(err, fault.Precondition) {

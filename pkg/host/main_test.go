@@ -36,25 +36,19 @@ func TestMain(m *testing.M) {
 	if os.Getenv(levelEnv) == "" && os.Getuid() == 0 && !fuzzing() {
 		os.Exit(respawn(levelHost, syscall.CLONE_NEWPID|syscall.CLONE_NEWNS, os.Args[1:]))
 	}
-	if os.Getenv(levelEnv) == levelProbe {
-		n, err := NewNamespace()
-		fmt.Printf("%v, error %v", err == nil && n.Foreign(), err)
-		os.Exit(0)
+	children := map[string]func(args []string) error{
+		levelProbe: func([]string) error {
+			n, err := NewNamespace()
+			fmt.Printf("%v, error %v", err == nil && n.Foreign(), err)
+			return nil
+		},
+		levelTable: func(args []string) error { return fillTable(args[0]) },
+		levelStuck: func(args []string) error { return fmt.Errorf("not stuck: %w", getStuck(args[0], args[1])) },
+		levelSwap:  func(args []string) error { return swapUntilKilled(args[0], args[1], args[2]) },
 	}
-	if os.Getenv(levelEnv) == levelTable {
-		if err := fillTable(os.Args[1]); err != nil {
-			fmt.Fprintln(os.Stderr, "filling the mount table:", err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	if os.Getenv(levelEnv) == levelStuck {
-		fmt.Fprintln(os.Stderr, "not stuck:", getStuck(os.Args[1], os.Args[2]))
-		os.Exit(1)
-	}
-	if os.Getenv(levelEnv) == levelSwap {
-		if err := swapUntilKilled(os.Args[1], os.Args[2], os.Args[3]); err != nil {
-			fmt.Fprintln(os.Stderr, "replacing mounts:", err)
+	if child := children[os.Getenv(levelEnv)]; child != nil {
+		if err := child(os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 		os.Exit(0)

@@ -93,26 +93,28 @@ func TestReadOnly(t *testing.T) {
 
 func TestMountTableIsReadUntilItIsStable(t *testing.T) {
 	reads := 0
-	settles := func(after int) func() (tableParser, bool, error) {
+	settles := func(after int) func(context.Context, *tableParser) (bool, error) {
 		reads = 0
-		return func() (tableParser, bool, error) {
+		return func(_ context.Context, p *tableParser) (bool, error) {
 			reads++
-			return tableParser{mounts: []Mount{{ID: reads}}}, reads == after, nil
+			p.mounts = []Mount{{ID: reads}}
+			return reads == after, nil
 		}
 	}
-	table, err := stableTable(t.Context(), "t", settles(4))
+	file := tableFile{path: "t"}
+	table, err := file.parseStable(t.Context(), settles(4))
 	if err != nil || reads != 4 || table.mounts[0].ID != 4 {
 		t.Errorf("%d reads, %+v, %v", reads, table.mounts, err)
 	}
-	if _, err := stableTable(t.Context(), "t", settles(maxReads+1)); !fault.Is(err, fault.Busy) || reads != maxReads {
+	if _, err := file.parseStable(t.Context(), settles(maxReads+1)); !fault.Is(err, fault.Busy) || reads != maxReads {
 		t.Errorf("a table that never settles: %d reads, %v", reads, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := stableTable(ctx, "t", settles(1)); !errors.Is(err, context.Canceled) {
+	if _, err := file.parseStable(ctx, settles(1)); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the context's end: %v", err)
 	}
-	if _, err := stableTable(t.Context(), "t", func() (tableParser, bool, error) { return tableParser{}, true, unix.EACCES }); !errors.Is(err, unix.EACCES) {
+	if _, err := file.parseStable(t.Context(), func(context.Context, *tableParser) (bool, error) { return true, unix.EACCES }); !errors.Is(err, unix.EACCES) {
 		t.Errorf("unreadable: %v", err)
 	}
 }
@@ -124,13 +126,13 @@ func TestChangesOfTheMountTableAreNoticed(t *testing.T) {
 	dir := hostDir(t, n)
 	place := mkdir(t, dir, "place")
 	do(t, n, "changing mounts", func() error {
-		table, err := openTable(unix.AT_FDCWD, threadMountinfo)
+		table, err := tableFile{path: threadMountinfo}.open()
 		if err != nil {
 			return err
 		}
 		defer table.close()
 		look := func(when string, want bool) {
-			if stable, err := table.read(t.Context(), 0, &tableParser{}); err != nil || stable != want {
+			if stable, err := table.read(t.Context(), &tableParser{}); err != nil || stable != want {
 				t.Errorf("%s: stable %t, %v", when, stable, err)
 			}
 		}

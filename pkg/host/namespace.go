@@ -96,12 +96,14 @@ func NewNamespace() (*Namespace, error) {
 	if same {
 		return Own(), nil
 	}
-	n := &Namespace{foreign: true, mountinfo: hostMountinfo, overdue: map[*call]struct{}{}, probes: map[string]*call{}}
+	n := Own()
+	n.foreign, n.mountinfo = true, hostMountinfo
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
 	if err := n.Do(ctx, "entering the host's mount namespace", func() error { return nil }); err != nil {
 		return nil, fault.Errorf(fault.Precondition, "this process is outside the host's mount namespace and cannot enter it; "+
-			"the driver's container must be privileged and in the host's PID namespace (Kubernetes: hostPID: true, privileged: true; Nomad: pid_mode = \"host\", privileged = true; CAP_SYS_ADMIN, CAP_SYS_CHROOT, CAP_SYS_PTRACE): %w", err)
+			"the driver's container must be privileged and in the host's PID namespace (Kubernetes: hostPID: true, privileged: true; "+
+			"Nomad: pid_mode = \"host\", privileged = true; CAP_SYS_ADMIN, CAP_SYS_CHROOT, CAP_SYS_PTRACE): %w", err)
 	}
 	return n, nil
 }
@@ -126,7 +128,7 @@ func (n *Namespace) Foreign() bool { return n.foreign }
 // change what the caller uses after Do has failed. With too many overdue calls, in total or on the context's account (see For),
 // Do starts no further ones (fault.Exhausted).
 func (n *Namespace) Do(ctx context.Context, what string, fn func() error) error {
-	return n.run(ctx, what, n.entry(), fn)
+	return n.runCall(ctx, what, n.entry(), fn)
 }
 
 // entry returns the function that enters the namespace, nil if this process is in it.
@@ -137,17 +139,17 @@ func (n *Namespace) entry() func() error {
 	return nil
 }
 
-// run is Do with the function that enters a namespace. If enter is nil, fn runs plainly, else on a thread that ends afterwards.
-func (n *Namespace) run(ctx context.Context, what string, enter, fn func() error) error {
-	if err := n.admit(ctx, what); err != nil {
+// runCall is Do with the function that enters a namespace. If enter is nil, fn runs plainly, else on a thread that ends afterwards.
+func (n *Namespace) runCall(ctx context.Context, what string, enter, fn func() error) error {
+	if err := n.checkOverdue(ctx, what); err != nil {
 		return err
 	}
 	c := n.newCall(ctx, what)
-	n.start(c, enter, fn)
-	return n.wait(ctx, c)
+	n.startCall(c, enter, fn)
+	return n.awaitCall(ctx, c)
 }
 
-func (n *Namespace) admit(ctx context.Context, what string) error {
+func (n *Namespace) checkOverdue(ctx context.Context, what string) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%s: not started: %w", what, err)
 	}
@@ -176,10 +178,10 @@ func (n *Namespace) newCall(ctx context.Context, what string) *call {
 	return &call{what: what, account: accountIn(ctx), started: time.Now(), logger: klog.FromContext(ctx), done: make(chan struct{}), err: errUnfinished}
 }
 
-// start starts a call. The result of fn is in the call's err when done is closed.
-func (n *Namespace) start(c *call, enter, fn func() error) {
+// startCall starts a call. The result of fn is in the call's err when done is closed.
+func (n *Namespace) startCall(c *call, enter, fn func() error) {
 	go func() {
-		defer n.finish(c)
+		defer n.finishCall(c)
 		if enter == nil {
 			c.err = fn()
 			return
@@ -194,8 +196,8 @@ func (n *Namespace) start(c *call, enter, fn func() error) {
 	}()
 }
 
-// wait waits for a call until ctx ends, and then counts it as overdue.
-func (n *Namespace) wait(ctx context.Context, c *call) error {
+// awaitCall waits for a call until ctx ends, and then counts it as overdue.
+func (n *Namespace) awaitCall(ctx context.Context, c *call) error {
 	select {
 	case <-c.done:
 		return c.err
@@ -212,7 +214,7 @@ func (n *Namespace) wait(ctx context.Context, c *call) error {
 	return fmt.Errorf("%s: no answer for %s, the call is still running: %w", c.what, age(c), ctx.Err())
 }
 
-func (n *Namespace) finish(c *call) {
+func (n *Namespace) finishCall(c *call) {
 	n.mu.Lock()
 	_, late := n.overdue[c]
 	delete(n.overdue, c)
@@ -228,7 +230,7 @@ func (n *Namespace) finish(c *call) {
 
 // Overdue returns the number of calls that still run after their context has ended, and of looks at processes that hang.
 func (n *Namespace) Overdue() int {
-	hung := len(n.looks.calls())
+	hung := len(n.looks.hungCalls())
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.overdue) + hung
@@ -236,7 +238,7 @@ func (n *Namespace) Overdue() int {
 
 // OverdueCalls returns the names and ages of the calls that Overdue counts.
 func (n *Namespace) OverdueCalls() []string {
-	names := n.looks.calls()
+	names := n.looks.hungCalls()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for c := range n.overdue {
@@ -341,39 +343,31 @@ func mountIDs(mounts []Mount) map[int]bool {
 
 // Call is Namespace.Do for a function with a result. If ctx ends first, Call returns the zero value, and passes a later result to
 // drop unless that is nil.
-func Call[T any](ctx context.Context, ns *Namespace, what string, drop func(T), fn func() (T, error)) (T, error) {
-	var (
-		mu        sync.Mutex
-		made      []T
-		abandoned bool
-		none      T
-	)
-	err := ns.Do(ctx, what, func() error {
-		v, err := fn()
-		if err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if abandoned {
+func Call[T any](ctx context.Context, ns *Namespace, what string, drop func(T), fn func() (T, error)) (result T, err error) {
+	made, abandoned := make(chan T, 1), atomic.Bool{}
+	dropMade := func() {
+		select {
+		case v := <-made:
 			if drop != nil {
 				drop(v)
 			}
-		} else {
-			made = append(made, v)
+		default: // there is none yet, or the other side has dropped it
 		}
-		return nil
+	}
+	err = ns.Do(ctx, what, func() error {
+		v, err := fn()
+		if err == nil {
+			made <- v
+		}
+		if abandoned.Load() {
+			dropMade()
+		}
+		return err
 	})
-	mu.Lock()
-	defer mu.Unlock()
-	if err == nil {
-		return made[0], nil
+	if err != nil {
+		abandoned.Store(true)
+		dropMade()
+		return result, err
 	}
-	abandoned = true
-	if drop != nil {
-		for _, v := range made {
-			drop(v)
-		}
-	}
-	return none, err
+	return <-made, nil
 }

@@ -26,14 +26,21 @@ type nsHandle struct {
 
 type namespaceRef struct {
 	n     *Namespace
-	other *otherNamespace // nil: the Namespace itself
+	other *otherNamespace // nil: the Namespace itself, and no more is known
+	pid   int             // identifies the namespace in messages and results
+	owner string
+	name  string // for messages: " in the mount namespace of sh (pid 12)"
+}
+
+func (n *Namespace) refTo(o *otherNamespace) namespaceRef {
+	return namespaceRef{n, o, o.pids[0], o.owner, " in the mount namespace of " + processName(o.pids[0])}
 }
 
 // do is Namespace.Do in the referenced namespace, always on a thread of its own. If no process of the namespace runs any more, the
 // error is errEnded.
 func (r namespaceRef) do(ctx context.Context, what string, fn func(h nsHandle) error) error {
 	if r.other != nil { // its processes choose where its paths lead, also through their own file systems
-		ctx = For(ctx, accountOf(r.pid()))
+		ctx = For(ctx, accountOf(r.pid))
 	}
 	h := nsHandle{proc: -1}
 	enter := func() (err error) {
@@ -60,41 +67,18 @@ func (r namespaceRef) do(ctx context.Context, what string, fn func(h nsHandle) e
 		h.inUserNS, err = belongsBelow(h.proc, ns)
 		return err
 	}
-	return r.n.run(ctx, what, enter, func() error {
+	return r.n.runCall(ctx, what, enter, func() error {
 		defer unix.Close(h.proc)
 		return fn(h)
 	})
 }
 
-// pid identifies the namespace in messages and results; 0 is the Namespace itself.
-func (r namespaceRef) pid() int {
-	if r.other == nil {
-		return 0
-	}
-	return r.other.pids[0]
-}
-
-// bound returns the time for work in the namespace, for which one for this process's own is given.
-func (r namespaceRef) bound(own time.Duration) time.Duration {
+// timeLimit returns the time for work in the namespace, for which one for this process's own is given.
+func (r namespaceRef) timeLimit(own time.Duration) time.Duration {
 	if r.other == nil {
 		return own
 	}
 	return min(own, otherBound)
-}
-
-func (r namespaceRef) owner() string {
-	if r.other == nil {
-		return ""
-	}
-	return r.other.owner
-}
-
-// name names the namespace in messages: " in the mount namespace of sh (pid 12)", or "".
-func (r namespaceRef) name() string {
-	if r.other == nil {
-		return ""
-	}
-	return " in the mount namespace of " + processName(r.pid())
 }
 
 // belongsBelow reports whether a user namespace below this process's owns a mount namespace.
@@ -119,11 +103,11 @@ func belongsBelow(procDir, ns int) (bool, error) {
 
 // mounts reads the namespace's mount table, as seen from its root directory.
 func (h nsHandle) mounts(ctx context.Context) ([]Mount, error) {
-	limit := int64(0)
+	file := tableFile{dir: h.proc, path: "thread-self/mountinfo"}
 	if h.pids != nil {
-		limit = maxTable
+		file.limit = maxTable
 	}
-	table, err := readTable(ctx, h.proc, "thread-self/mountinfo", limit, nil)
+	table, err := file.parse(ctx)
 	return table.mounts, err
 }
 
@@ -143,6 +127,16 @@ func (h nsHandle) open(m Mount) (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// openMount is nsHandle.open in a namespace with this process's /proc.
+func openMount(m Mount) (*os.File, error) {
+	procDir, err := unix.Open(proc.Dir, openDir, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(procDir)
+	return nsHandle{proc: procDir}.open(m)
 }
 
 // check returns nil if a descriptor is on the mount m, else errHidden.

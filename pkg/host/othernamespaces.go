@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -25,16 +27,19 @@ type otherNamespace struct {
 // maxPIDs bounds the remembered processes of a namespace, of which one must still run when the namespace is entered.
 const maxPIDs = 8
 
-// A scope says of which other mount namespaces a search is.
-type scope struct {
-	Owners
-	owned bool // only of those that have an owner
+// search is a search for other mount namespaces.
+type search struct {
+	what   string // for messages
+	owners Owners
+	owned  bool               // only namespaces that have an owner
+	needs  func(m Mount) bool // see otherNamespace.mounts
+	pick   func(ns *otherNamespace, mounts []Mount) bool
 }
 
 // otherNamespaces finds the mount namespaces of processes, other than the host's, and their owners by cgroup. It does not see namespaces without
 // processes, nor those of processes that this one may not inspect, whose number it logs. A process that hangs costs none of the others their
-// place: hung are those that have an owner, and whose namespace is therefore not known. Call it inside run.
-func (n *Namespace) otherNamespaces(ctx context.Context, what string, of scope) (found []*otherNamespace, hung []Swapped, err error) {
+// place: hung are those that have an owner, and whose namespace is therefore not known. Call it inside runCall.
+func (n *Namespace) otherNamespaces(ctx context.Context, s search) (found []*otherNamespace, hung []Swapped, err error) {
 	pids, err := proc.PIDs()
 	if err != nil {
 		return nil, nil, err
@@ -44,17 +49,17 @@ func (n *Namespace) otherNamespaces(ctx context.Context, what string, of scope) 
 	unreadable := 0
 	for _, pid := range pids {
 		if err := ctx.Err(); err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", what, err)
+			return nil, nil, fmt.Errorf("%s: %w", s.what, err)
 		}
 		owner := ""
-		if of.ByCgroup != nil {
+		if s.owners.ByCgroup != nil {
 			cgroup, err := os.ReadFile(proc.Path(pid, "cgroup"))
 			if err != nil {
 				continue // it has exited
 			}
-			owner = of.ByCgroup(string(cgroup))
+			owner = s.owners.ByCgroup(string(cgroup))
 		}
-		if of.owned && owner == "" && of.ByMounts == nil {
+		if s.owned && owner == "" && s.owners.ByMounts == nil {
 			continue
 		}
 		id, err := n.looks.mountNamespace(ctx, pid)
@@ -79,7 +84,7 @@ func (n *Namespace) otherNamespaces(ctx context.Context, what string, of scope) 
 		ns.owner = cmp.Or(ns.owner, owner)
 	}
 	if unreadable > 0 {
-		klog.FromContext(ctx).V(4).Info("Cannot read some mount namespaces", "processes", unreadable, "call", what)
+		klog.FromContext(ctx).V(4).Info("Cannot read some mount namespaces", "processes", unreadable, "call", s.what)
 	}
 	return found, hung, nil
 }
@@ -110,7 +115,7 @@ func (o *otherNamespace) mounts(ctx context.Context, needs func(Mount) bool) (ta
 		}
 	}
 	for _, pid := range o.pids {
-		table, err = readTable(ctx, unix.AT_FDCWD, proc.Path(pid, "mountinfo"), maxTable, keep)
+		table, err = tableFile{path: proc.Path(pid, "mountinfo"), limit: maxTable, keep: keep}.parse(ctx)
 		if err == nil || fault.KindOf(err) != fault.Unknown {
 			return table, err
 		}
@@ -167,17 +172,17 @@ func (n *Namespace) ShownInOtherNamespaces(ctx context.Context, what string, mat
 		return "", err
 	}
 	var found Mount
-	holders, _, err := n.holders(ctx, what, scope{}, match, func(_ *otherNamespace, mounts []Mount) bool {
+	holders, _, err := n.findHolders(ctx, search{what: what, needs: match, pick: func(_ *otherNamespace, mounts []Mount) bool {
 		copies := host.lastingAfter(mounts, match)
 		if len(copies) > 0 {
 			found = copies[0]
 		}
 		return len(copies) > 0
-	})
+	}})
 	if err != nil || len(holders) == 0 {
 		return "", err
 	}
-	return found.Mountpoint + namespaceRef{n, holders[len(holders)-1]}.name(), nil
+	return found.Mountpoint + n.refTo(holders[len(holders)-1]).name, nil
 }
 
 // MountsInOtherNamespaces returns the mounts that match and that other mount namespaces hold for themselves. It looks only at namespaces
@@ -188,10 +193,10 @@ func (n *Namespace) MountsInOtherNamespaces(ctx context.Context, what string, ow
 		return nil, err
 	}
 	var all []Mount
-	_, _, err = n.holders(ctx, what, scope{owners, true}, match, func(_ *otherNamespace, mounts []Mount) bool {
+	_, _, err = n.findHolders(ctx, search{what: what, owners: owners, owned: true, needs: match, pick: func(_ *otherNamespace, mounts []Mount) bool {
 		all = append(all, host.foreignTo(mounts, match)...)
 		return false
-	})
+	}})
 	if err != nil {
 		return nil, err
 	}
@@ -201,14 +206,14 @@ func (n *Namespace) MountsInOtherNamespaces(ctx context.Context, what string, ow
 // DoInOtherNamespaces is Do in each other mount namespace for whose mount table pick reports true. who is a process of the namespace, for
 // messages. Namespaces are found as in DetachCopies. A namespace whose processes have exited is skipped.
 func (n *Namespace) DoInOtherNamespaces(ctx context.Context, what string, pick func(mounts []Mount) bool, fn func(who string) error) error {
-	picked, _, err := n.holders(ctx, what, scope{}, nil, func(_ *otherNamespace, mounts []Mount) bool { return pick(mounts) })
+	picked, _, err := n.findHolders(ctx, search{what: what, pick: func(_ *otherNamespace, mounts []Mount) bool { return pick(mounts) }})
 	if err != nil {
 		return err
 	}
-	return n.inEach(picked, func(at namespaceRef) error {
-		who := processName(at.pid())
-		if err := at.do(ctx, what+at.name(), func(nsHandle) error { return fn(who) }); err != nil {
-			return fmt.Errorf("%s%s: %w", what, at.name(), err)
+	return n.doInEach(picked, func(at namespaceRef) error {
+		who := processName(at.pid)
+		if err := at.do(ctx, what+at.name, func(nsHandle) error { return fn(who) }); err != nil {
+			return fmt.Errorf("%s%s: %w", what, at.name, err)
 		}
 		return nil
 	})
@@ -217,7 +222,7 @@ func (n *Namespace) DoInOtherNamespaces(ctx context.Context, what string, pick f
 // hostView distinguishes the host's mounts from those that other namespaces hold for themselves.
 type hostView struct {
 	ids   map[int]bool
-	peers map[string]bool // "shared:7"
+	peers map[string]bool // the peer groups
 }
 
 // hostView reads the Namespace's mounts, and PID 1's if that is another one (see Own).
@@ -233,21 +238,11 @@ func (n *Namespace) hostView(ctx context.Context) (hostView, error) {
 	}
 	view := hostView{ids: mountIDs(mounts), peers: map[string]bool{}}
 	for _, m := range mounts {
-		if group := peerGroup(m); group != "" {
-			view.peers[group] = true
+		if m.Shared() {
+			view.peers[m.peerGroup()] = true
 		}
 	}
 	return view, nil
-}
-
-// peerGroup returns the peer group of a mount: "shared:7", or "" if it is not shared.
-func peerGroup(m Mount) string {
-	for _, field := range m.Optional {
-		if strings.HasPrefix(field, "shared:") {
-			return field
-		}
-	}
-	return ""
 }
 
 // foreignTo returns the mounts of another namespace's table that match and that the namespace holds for itself. A mount whose parent
@@ -255,7 +250,7 @@ func peerGroup(m Mount) string {
 func (h hostView) foreignTo(mounts []Mount, match func(Mount) bool) []Mount {
 	groups := make(map[int]string, len(mounts))
 	for _, p := range mounts {
-		groups[p.ID] = peerGroup(p)
+		groups[p.ID] = p.peerGroup()
 	}
 	var own []Mount
 	for _, m := range mounts {
@@ -271,10 +266,99 @@ func (h hostView) foreignTo(mounts []Mount, match func(Mount) bool) []Mount {
 func (h hostView) lastingAfter(mounts []Mount, match func(Mount) bool) []Mount {
 	follows := make(map[int]bool, len(mounts))
 	for _, p := range mounts {
-		follows[p.ID] = slices.ContainsFunc(p.Optional, func(field string) bool {
-			group, slave := strings.CutPrefix(field, "master:")
-			return slave && h.peers["shared:"+group]
-		})
+		follows[p.ID] = h.peers[p.propagation("master:")]
 	}
 	return slices.DeleteFunc(h.foreignTo(mounts, match), func(m Mount) bool { return follows[m.Parent] })
+}
+
+// Owners selects other mount namespaces by their owners: the pods or allocations whose containers use them. Owners are compared by their
+// names, which the caller chooses. The zero value selects none.
+type Owners struct {
+	// ByCgroup returns the owner of a process by the text of its /proc/<pid>/cgroup; "": none.
+	ByCgroup func(text string) string
+	// ByMounts returns the owner of a namespace by its mount table; "": none. It is asked if no process has an owner by its cgroup. nil: no
+	// namespace has one.
+	ByMounts func(mounts []Mount) string
+}
+
+// Directory is a directory as mount tables show it: in every mount namespace a bind mount of it has the same device and root.
+type Directory struct {
+	major, minor uint32
+	root         string
+}
+
+// DirectoryIn returns the Directory of a path in a mount table, without looking at the file system. ok is false if nothing is mounted above
+// the path. The path must be absolute and without symbolic links.
+func DirectoryIn(mounts []Mount, dir string) (d Directory, ok bool) {
+	longest := -1
+	for _, m := range mounts { // of two mounts at one place the later one is on top
+		rest, below := cutDir(dir, m.Mountpoint)
+		if below && len(m.Mountpoint) >= longest {
+			longest, ok = len(m.Mountpoint), true
+			d = Directory{m.Major, m.Minor, path.Join(m.Root, rest)}
+		}
+	}
+	return d, ok
+}
+
+// Shows reports whether a mount shows the directory or something below it.
+func (d Directory) Shows(m Mount) bool {
+	_, below := cutDir(m.shown(), d.root)
+	return m.Major == d.major && m.Minor == d.minor && below
+}
+
+// cutDir returns the rest of a path below a directory, which may be the directory itself.
+func cutDir(file, dir string) (rest string, below bool) {
+	if dir == "/" {
+		return file, true
+	}
+	rest, below = strings.CutPrefix(file, dir)
+	return rest, below && (rest == "" || rest[0] == '/')
+}
+
+// podElement is kubelet's name for a pod's cgroup: "pod<uid>" with the cgroup driver cgroupfs, and "…-pod<uid>.slice", with
+// underscores for dashes, with systemd (pkg/kubelet/cm/pod_container_manager_linux.go and cgroup_manager_linux.go of Kubernetes).
+var podElement = regexp.MustCompile(`^(?:pod([0-9a-fA-F-]{32,36})|(?:.*-)?pod([0-9a-fA-F_]{32,36})\.slice)$`)
+
+// PodOf returns the UID of a process's pod, "" if it is in none, from the text of its /proc/<pid>/cgroup. A container can make
+// cgroups of any name below its own, so the outermost pod's cgroup counts. Cgroups that the node itself is in do not count; node is
+// the text of PID 1.
+func PodOf(text, node string) (uid string) {
+	for line := range strings.Lines(text) {
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(fields) < 3 {
+			continue
+		}
+		for element := range strings.SplitSeq(fields[2], "/") {
+			// A runtime that gets systemd's names but uses cgroupfs makes one element of "slice:prefix:container".
+			element, _, _ = strings.Cut(element, ":")
+			match := podElement.FindStringSubmatch(element)
+			if match == nil || strings.Contains(node, "/"+element) {
+				continue
+			}
+			return match[1] + strings.ReplaceAll(match[2], "_", "-")
+		}
+	}
+	return ""
+}
+
+// NodeCgroup returns the text of PID 1's cgroup file, "" if it cannot be read.
+func NodeCgroup() string {
+	text, err := os.ReadFile(proc.Path(1, "cgroup"))
+	if err != nil {
+		return ""
+	}
+	return string(text)
+}
+
+// accountOf returns the account for calls in the namespace of a process: its pod, else its cgroup.
+func accountOf(pid int) string {
+	text, err := os.ReadFile(proc.Path(pid, "cgroup"))
+	if err != nil {
+		return "exiting processes"
+	}
+	if uid := PodOf(string(text), NodeCgroup()); uid != "" {
+		return "pod " + uid
+	}
+	return "cgroup " + strings.Join(strings.Fields(string(text)), " ")
 }

@@ -203,7 +203,7 @@ func TestSwapElsewhereReplacesOnlyInSelectedNamespaces(t *testing.T) {
 	r.onlyHealthy(0, target, 1)
 }
 
-func TestDetachDeadSkipsSparedNamespaces(t *testing.T) {
+func TestDetachStale_SkipsSparedNamespaces(t *testing.T) {
 	r := newSwapRig(t)
 	r.bind("target", "/", BindAttrs{})
 	pod := r.container("s3csitest-pod", "")
@@ -244,24 +244,12 @@ func (r *swapRig) userContainer(root int, script string) int {
 	r.t.Helper()
 	cgroup := testCgroup(r.t, r.n, "s3csitest-pod-user")
 	cmd := exec.Command("/bin/sh", "-c", script+" echo ready; read -r _")
-	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWUSER, Credential: &syscall.Credential{NoSetGroups: true},
 		UidMappings: []syscall.SysProcIDMap{{HostID: root, Size: 1000}}, GidMappings: []syscall.SysProcIDMap{{HostID: root, Size: 1000}}}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	if err := r.n.Do(within(r.t, 10*time.Second), "starting", cmd.Start); err != nil {
+	if err := exec.Command("unshare", "--user", "true").Run(); err != nil {
 		r.t.Skipf("needs user namespaces: %v", err)
 	}
-	r.t.Cleanup(func() { in.Close(); _ = cmd.Wait() })
-	if _, err := out.Read(make([]byte, 6)); err != nil {
-		r.t.Fatal(err)
-	}
+	begin(r.t, r.n, cmd)
 	join(r.t, r.n, cgroup, cmd.Process.Pid)
 	return cmd.Process.Pid
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -24,57 +23,39 @@ func (n *Namespace) Passable(ctx context.Context, path string, uid uint32) error
 	if enter == nil {
 		enter = func() error { return nil } // the thread must end afterwards: it becomes the user's
 	}
-	return n.run(ctx, fmt.Sprintf("checking whether uid %d can pass through %s", uid, path), enter, func() error {
-		dirs, err := openWay(path)
-		defer func() {
-			for _, d := range dirs {
-				_ = d.Close() // O_PATH
-			}
-		}()
+	return n.runCall(ctx, fmt.Sprintf("checking whether uid %d can pass through %s", uid, path), enter, func() error {
+		path, err := resolveExisting(path)
 		if err != nil {
 			return err
 		}
 		if err := becomeUser(uid); err != nil {
 			return err
 		}
-		for _, d := range dirs {
+		for dir, rest := "/", strings.TrimPrefix(path, "/"); ; {
 			var st unix.Stat_t
-			switch err := unix.Fstatat(int(d.Fd()), ".", &st, unix.AT_SYMLINK_NOFOLLOW); { // a look-up in d needs the permission to search it
+			switch err := unix.Lstat(dir+"/.", &st); { // a look-up in a directory needs the permission to search it
 			case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-				return closed(d, uid, err)
+				return errClosed(dir, uid, err)
 			case err != nil:
-				return &fs.PathError{Op: "stat", Path: d.Name(), Err: err}
+				return &fs.PathError{Op: "stat", Path: dir, Err: err}
+			case rest == "":
+				return nil
 			}
+			var name string
+			name, rest, _ = strings.Cut(rest, "/")
+			dir = filepath.Join(dir, name)
 		}
-		return nil
 	})
 }
 
-// openWay opens the directories that lead to a path, and the path itself if it exists. The caller closes them, also after an error.
-func openWay(path string) (dirs []*os.File, err error) {
+// resolveExisting resolves the symbolic links of a path, without what does not exist at its end.
+func resolveExisting(path string) (string, error) {
 	for {
 		resolved, err := filepath.EvalSymlinks(path)
-		if err == nil {
-			path = resolved
-			break
-		}
-		if !errors.Is(err, fs.ErrNotExist) || path == "/" {
-			return nil, err
+		if err == nil || !errors.Is(err, fs.ErrNotExist) || path == "/" {
+			return resolved, err
 		}
 		path = filepath.Dir(path)
-	}
-	for at, rest := "/", strings.TrimPrefix(path, "/"); ; {
-		fd, err := unix.Open(at, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return dirs, &fs.PathError{Op: "open", Path: at, Err: err}
-		}
-		dirs = append(dirs, os.NewFile(uintptr(fd), at))
-		if rest == "" {
-			return dirs, nil
-		}
-		var name string
-		name, rest, _ = strings.Cut(rest, "/")
-		at = filepath.Join(at, name)
 	}
 }
 
@@ -96,11 +77,11 @@ func becomeUser(uid uint32) error {
 	return nil
 }
 
-// closed returns the error for a directory that a user cannot pass through. Reading its inode by descriptor needs no permission.
-func closed(d *os.File, uid uint32, err error) error {
+// errClosed returns the error for a directory that a user cannot pass through.
+func errClosed(dir string, uid uint32, err error) error {
 	var st unix.Stat_t
-	if serr := unix.Fstat(int(d.Fd()), &st); serr != nil {
-		return errors.Join(&fs.PathError{Op: "search", Path: d.Name(), Err: err}, serr)
+	if serr := unix.Lstat(dir, &st); serr != nil {
+		return errors.Join(&fs.PathError{Op: "search", Path: dir, Err: err}, serr)
 	}
 	owner := fmt.Sprint(st.Uid)
 	if st.Uid == 0 {
@@ -111,5 +92,5 @@ func closed(d *os.File, uid uint32, err error) error {
 		what = "its access control list or a security module of the host denies uid " + fmt.Sprint(uid) + ": allow that uid"
 	}
 	return fault.Errorf(fault.Precondition, "clients, which do not run as root, cannot pass through %s (mode %04o, owner %s): %w: %s, or choose another directory",
-		d.Name(), st.Mode&0o7777, owner, err, what)
+		dir, st.Mode&0o7777, owner, err, what)
 }

@@ -65,12 +65,12 @@ func (n *Namespace) Answers(ctx context.Context, dir string) error {
 
 // probe runs fn in the namespace and returns its value. Calls with the same what share one run.
 func (n *Namespace) probe(ctx context.Context, what string, fn func() (any, error)) (any, error) {
-	if err := n.admit(ctx, what); err != nil {
+	if err := n.checkOverdue(ctx, what); err != nil {
 		return nil, err
 	}
 	c, err := n.joinProbe(ctx, what, fn)
 	if err == nil {
-		err = n.wait(ctx, c)
+		err = n.awaitCall(ctx, c)
 	}
 	if err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ func (n *Namespace) joinProbe(ctx context.Context, what string, fn func() (any, 
 	}
 	c := n.newCall(ctx, what)
 	n.probes[what] = c
-	n.start(c, n.entry(), func() (err error) {
+	n.startCall(c, n.entry(), func() (err error) {
 		c.value, err = fn()
 		return err
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -16,7 +17,7 @@ import (
 const moveBeneath = 0x200
 
 type replacement struct {
-	*source
+	src   *source
 	stale Mount     // the top one on its mount point
 	like  Mount     // stale, with the flags that the replacement has
 	tree  mountTree // of the stale mount's namespace
@@ -29,17 +30,18 @@ type replacement struct {
 	below   []*child
 }
 
-func (src *source) replace(tree mountTree, stale Mount, readOnly bool) *replacement {
-	r := &replacement{source: src, stale: stale, like: stale, tree: tree, files: newOpenFiles(), stack: []Mount{stale}}
-	if readOnly {
+// replace plans the replacement of a stale mount in the namespace of an owner.
+func (src *source) replace(tree mountTree, stale Mount, owner string) *replacement {
+	r := &replacement{src: src, stale: stale, like: stale, tree: tree, files: newOpenFiles(), stack: []Mount{stale}}
+	if src.swap.ReadOnly != nil && src.swap.ReadOnly(stale, owner) {
 		r.like.Options += ",ro"
 	}
 	for len(r.tree.below(stale)) == 0 { // a mount with children cannot be skipped: they move to the new mount
-		under, ok := tree.under(stale)
+		under, ok := tree.mountUnder(stale)
 		if !ok || under.Root != stale.Root {
 			break
 		}
-		if sameDevice(under, src.Source) {
+		if src.isHealthy(under) {
 			r.settled = under
 			break
 		}
@@ -57,42 +59,42 @@ func (r *replacement) prepare(ctx context.Context) (err error) {
 	if r.settled.ID != 0 {
 		return nil
 	}
-	if r.clone, err = r.source.clone(ctx, r.files, r.like); err != nil {
+	if r.clone, err = r.src.clone(ctx, r.files, r.like); err != nil {
 		return err
 	}
 	base := r.stack[len(r.stack)-1]
-	if r.below, err = r.children(ctx, base, r.clone); err != nil || len(r.below) == 0 {
+	if r.below, err = r.prepareChildren(ctx, base, r.clone); err != nil || len(r.below) == 0 {
 		return err
 	}
 	// An earlier run was killed while it moved children to a mount that cannot be opened any more.
-	under, ok := r.tree.under(base)
-	if !ok || !sameDevice(under, r.Source) {
+	under, ok := r.tree.mountUnder(base)
+	if !ok || !r.src.isHealthy(under) {
 		return nil
 	}
-	if second, ok := r.tree.under(under); ok && sameDevice(second, r.Source) {
+	if second, ok := r.tree.mountUnder(under); ok && r.src.isHealthy(second) {
 		return fault.Errorf(fault.Precondition, "two attempts to move the mounts below it were interrupted; restart the container")
 	}
-	moved, err := r.children(ctx, under, r.clone)
+	moved, err := r.prepareChildren(ctx, under, r.clone)
 	r.below = append(r.below, moved...)
 	return err
 }
 
-// carryOut replaces the stale mount with the clone. The calling thread is in its namespace. It returns false if there was nothing to
+// replaceStale replaces the stale mount with the clone. The calling thread is in its namespace. It returns false if there was nothing to
 // do any more.
-func (r *replacement) carryOut(ctx context.Context, h nsHandle) (bool, error) {
+func (r *replacement) replaceStale(ctx context.Context, h nsHandle) (bool, error) {
 	if h.inUserNS {
 		if err := r.refuseWithoutLocks(h); err != nil {
 			return false, err
 		}
 	}
-	err := r.putInPlace(ctx, h)
+	err := r.attachAndDetach(ctx, h)
 	if errors.Is(err, errHidden) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
-		return r.settle(ctx, h, err)
+		return r.findOutcome(ctx, h, err)
 	}
 	return err == nil, err
 }
 
-// putInPlace is carryOut for a stale mount that has not changed since it was planned. The steps are:
+// attachAndDetach is replaceStale for a stale mount that has not changed since it was planned. The steps are:
 //  1. detach equal stale mounts on top; if an earlier run has attached a replacement already, only set its propagation type,
 //  2. check the types, the id-mapping and, in a user namespace below the driver's, the locks,
 //  3. attach the clone, beneath the stale mount if the kernel can,
@@ -100,7 +102,7 @@ func (r *replacement) carryOut(ctx context.Context, h nsHandle) (bool, error) {
 //  5. detach the stale mount, if the clone is beneath it.
 //
 // From step 3 on it ignores the end of ctx.
-func (r *replacement) putInPlace(ctx context.Context, h nsHandle) error {
+func (r *replacement) attachAndDetach(ctx context.Context, h nsHandle) error {
 	// They hide nothing but an equal mount. Detaching them leaves none below the replacement.
 	base := len(r.stack) - 1
 	for i, stale := range r.stack {
@@ -162,8 +164,8 @@ func (r *replacement) putInPlace(ctx context.Context, h nsHandle) error {
 	return setPropagation(int(r.clone.Fd()), propagationOf(r.stale))
 }
 
-// settle finds out what happened to a stale mount that is not at its mount point any more.
-func (r *replacement) settle(ctx context.Context, h nsHandle, cause error) (bool, error) {
+// findOutcome finds out what happened to a stale mount that is not at its mount point any more.
+func (r *replacement) findOutcome(ctx context.Context, h nsHandle, cause error) (bool, error) {
 	mounts, err := h.mounts(ctx)
 	if err != nil {
 		return false, err
@@ -172,7 +174,7 @@ func (r *replacement) settle(ctx context.Context, h nsHandle, cause error) (bool
 	if still, ok := tree.byID[r.stale.ID]; ok && sameDevice(still, r.stale) && still.Source == r.stale.Source {
 		top := tree.top(still)
 		switch {
-		case sameDevice(top, r.Source):
+		case r.src.isHealthy(top):
 			return false, nil
 		case top.ID == still.ID:
 			return false, cause
@@ -180,7 +182,7 @@ func (r *replacement) settle(ctx context.Context, h nsHandle, cause error) (bool
 		return false, fault.Errorf(fault.Precondition, "%w (%s); unmount that one", errHidden, top.Source)
 	}
 	for _, m := range mounts {
-		if m.Mountpoint != r.stale.Mountpoint || !sameDevice(m, r.Source) || m.Root != r.stale.shown() || tree.top(m).ID != m.ID {
+		if m.Mountpoint != r.stale.Mountpoint || !r.src.isHealthy(m) || m.Root != r.stale.shown() || tree.top(m).ID != m.ID {
 			continue
 		}
 		// It was replaced together with its parent, or with a peer of its parent.
@@ -200,9 +202,8 @@ func (h nsHandle) setPropagation(m Mount, propagation uint64) error {
 
 // attach attaches the clone beneath the stale mount, or on top of it if the kernel refuses that.
 func (r *replacement) attach(stale *os.File) (beneath bool, err error) {
-	const here = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
-	if !r.onTop {
-		err = unix.MoveMount(int(r.clone.Fd()), "", int(stale.Fd()), "", here|moveBeneath)
+	if !r.src.swap.onTop {
+		err = moveMount(int(r.clone.Fd()), stale, moveBeneath)
 		if err == nil {
 			return true, nil
 		}
@@ -216,7 +217,7 @@ func (r *replacement) attach(stale *os.File) (beneath bool, err error) {
 	if err := setPropagation(int(stale.Fd()), unix.MS_PRIVATE); err != nil {
 		return false, err
 	}
-	if err := unix.MoveMount(int(r.clone.Fd()), "", int(stale.Fd()), "", here); err != nil {
+	if err := moveMount(int(r.clone.Fd()), stale, 0); err != nil {
 		return false, fmt.Errorf("attaching the healthy mount on the stale one: %w", err)
 	}
 	return false, nil
@@ -232,4 +233,104 @@ func sameType(a, b *os.File) (bool, error) {
 		return false, err
 	}
 	return (one.Mode&unix.S_IFMT == unix.S_IFDIR) == (other.Mode&unix.S_IFMT == unix.S_IFDIR), nil
+}
+
+// In a mount namespace that belongs to a user namespace below the driver's, the kernel has locked the inherited mounts: their flags
+// cannot be cleared, and they cannot be unmounted to expose what they cover (mount_namespaces(7), "Restrictions on mount namespaces").
+// A clone that the driver attaches there has no locks: the root of the user namespace may remount it with other flags, or unmount
+// it. So the driver does not replace a mount there if the clone would be less restricted.
+
+// stricterThan returns the options of m that a container could remove from a clone of source: "ro", unless the file system itself is
+// read-only, and the other locked flags that source does not have.
+func (m Mount) stricterThan(source Mount) string {
+	var more []string
+	if hasOption(m.Options, "ro") && !hasOption(source.SuperOptions, "ro") {
+		more = append(more, "ro")
+	}
+	for _, option := range []string{"nosuid", "nodev", "noexec", "noatime", "nodiratime"} { // which the kernel locks
+		if hasOption(m.Options, option) && !hasOption(source.Options, option) {
+			more = append(more, option)
+		}
+	}
+	return strings.Join(more, ",")
+}
+
+// refuseWithoutLocks returns an error if a clone, attached in a user namespace below the driver's, would allow more than the mount that it
+// replaces. It changes nothing. The calling thread is in that namespace.
+func (r *replacement) refuseWithoutLocks(h nsHandle) error {
+	if hasOption(r.like.Options, "ro") && !hasOption(r.src.swap.Source.SuperOptions, "ro") {
+		return fault.Errorf(fault.Unsupported, "it is a read-only mount in a user namespace, whose container could make the "+
+			"replacement writable; restart the container")
+	}
+	if more := r.stale.stricterThan(r.src.swap.Source); more != "" {
+		locked, err := h.isLocked(r.stale)
+		if err != nil {
+			return err
+		}
+		if locked {
+			return fault.Errorf(fault.Unsupported, "it is a mount in a user namespace, whose container could remove the restriction %s "+
+				"from the replacement; restart the container", more)
+		}
+	}
+	return refuseChildren(r.below, 0)
+}
+
+// isLocked reports whether the kernel has locked a flag of a mount that a FUSE source does not have. A clone keeps the lock, which
+// holds for a process with all capabilities, too (can_change_locked_flags in fs/namespace.c).
+func (h nsHandle) isLocked(m Mount) (bool, error) {
+	f, err := h.open(m)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	fd, err := cloneTree(f)
+	if err != nil {
+		return true, nil // it is unbindable, or has locked children
+	}
+	defer unix.Close(fd)
+	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NODIRATIME})
+	if err != nil && !errors.Is(err, unix.EPERM) {
+		return false, fmt.Errorf("checking whether the mount is locked: %w", err)
+	}
+	return err != nil, nil
+}
+
+func refuseChildren(children []*child, depth int) error {
+	for _, c := range children {
+		if c.clone == nil {
+			continue // only the mount itself can be moved
+		}
+		if more := c.mount.stricterThan(c.from); more != "" {
+			return fault.Errorf(fault.Unsupported, "%s (%s, %s) is mounted below it in a user namespace, whose container could remove the "+
+				"restriction %s from the replacement; restart the container", c.mount.Mountpoint, c.mount.Source, c.mount.Options, more)
+		}
+		if depth > 0 { // its locks are unknown, because no path leads to its mount point
+			return fault.Errorf(fault.Unsupported, "%s (%s) is mounted two levels below it in a user namespace, whose container could "+
+				"unmount the replacement and access what it covers; restart the container", c.mount.Mountpoint, c.mount.Source)
+		}
+		if err := refuseChildren(c.below, depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refuseLockedChildren returns an error if one of the children to clone is locked to its mount point. The calling thread is in the
+// mount's namespace.
+func (r *replacement) refuseLockedChildren(stale *os.File) error {
+	if len(r.below) == 0 {
+		return nil
+	}
+	// The kernel refuses a clone without the children if that would uncover what a locked child covers (has_locked_children in
+	// fs/namespace.c). The clone is removed with its descriptor.
+	fd, err := cloneTree(stale)
+	if err == nil {
+		unix.Close(fd)
+		return nil
+	}
+	if !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("checking whether mounts below it are locked: %w", err)
+	}
+	return fault.Errorf(fault.Unsupported, "mounts below it are locked in a user namespace, whose container could unmount the "+
+		"replacements and access what they cover; restart the container")
 }

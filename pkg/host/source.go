@@ -22,7 +22,7 @@ const openPlace = unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC
 
 // source is the healthy mount that stale ones are replaced with, opened.
 type source struct {
-	Swap
+	swap     Swap
 	n        *Namespace
 	files    *openFiles
 	root     *os.File // in n's namespace
@@ -37,10 +37,10 @@ func (n *Namespace) openSource(ctx context.Context, s Swap) (*source, error) {
 		return nil, fault.Errorf(fault.Invalid, "replacing stale mounts with %s: the root of the file system (not %q), a time "+
 			"limit (not %s) and a rule for stale mounts are required", s.Source.Mountpoint, s.Source.Root, s.Bound)
 	}
-	src := &source{Swap: s, n: n, files: newOpenFiles()}
+	src := &source{swap: s, n: n, files: newOpenFiles()}
 	what := "opening the healthy mount " + s.Source.Mountpoint
 	err := n.Do(ctx, what, func() error {
-		return using(func() error { return src.open(ctx) }, src.files)
+		return withFiles(func() error { return src.open(ctx) }, src.files)
 	})
 	if err != nil {
 		src.files.release()
@@ -50,33 +50,29 @@ func (n *Namespace) openSource(ctx context.Context, s Swap) (*source, error) {
 }
 
 func (src *source) open(ctx context.Context) error {
-	fd, err := unix.Open(src.Source.Mountpoint, openPlace|unix.O_DIRECTORY, 0)
+	fd, err := unix.Open(src.swap.Source.Mountpoint, openPlace|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return err
 	}
-	root := src.files.add(fd, src.Source.Mountpoint)
-	mounts, err := readMounts(ctx, threadMountinfo)
+	root := src.files.add(fd, src.swap.Source.Mountpoint)
+	top, _, err := findMount(ctx, root)
 	if err != nil {
 		return err
 	}
-	top, err := mountOf(root, mounts)
-	if err != nil {
-		return err
-	}
-	if top.ID != src.Source.ID || !sameDevice(top, src.Source) || top.Root != src.Source.Root {
+	if top.ID != src.swap.Source.ID || !src.isHealthy(top) || top.Root != src.swap.Source.Root {
 		return fault.Errorf(fault.Busy, "another mount (%s) has replaced it", top.Source)
 	}
 	src.root = root
 	return nil
 }
 
-// ask runs fn, which may wait for the client, in the namespace of the healthy mount and within the bound. fn adds the files that it
+// askClient runs fn, which may wait for the client, in the namespace of the healthy mount and within the bound. fn adds the files that it
 // opens to files.
-func (src *source) ask(ctx context.Context, what string, files *openFiles, fn func(ctx context.Context) error) error {
-	bounded, cancel := context.WithTimeout(For(ctx, "mount "+src.Source.Source), src.Bound)
+func (src *source) askClient(ctx context.Context, what string, files *openFiles, fn func(ctx context.Context) error) error {
+	bounded, cancel := context.WithTimeout(For(ctx, "mount "+src.swap.Source.Source), src.swap.Bound)
 	defer cancel()
 	return src.n.Do(bounded, what, func() error {
-		return using(func() error { return fn(bounded) }, src.files, files)
+		return withFiles(func() error { return fn(bounded) }, src.files, files)
 	})
 }
 
@@ -90,17 +86,9 @@ func (src *source) clone(ctx context.Context, files *openFiles, stale Mount) (*o
 	}
 	stale.Options += ",nosuid,nodev"
 	var clone *os.File
-	err := src.ask(ctx, fmt.Sprintf("looking up %s in %s", stale.Root, src.Source.Mountpoint), files, func(ctx context.Context) error {
-		dir, of := src.origin(ctx, files, stale)
-		if rel := strings.TrimPrefix(strings.TrimPrefix(stale.Root, of.Root), "/"); rel != "" {
-			fd, err := openBelow(dir, rel, openPlace)
-			if err != nil {
-				return err
-			}
-			dir = files.add(fd, stale.Root)
-		}
-		mnt, err := cloneMount(files, dir, of, stale)
-		clone = mnt
+	err := src.askClient(ctx, fmt.Sprintf("looking up %s in %s", stale.Root, src.swap.Source.Mountpoint), files, func(ctx context.Context) (err error) {
+		root, of := src.cloneOrigin(ctx, files, stale)
+		clone, err = cloneMount(files, root, of, stale)
 		return err
 	})
 	switch {
@@ -123,10 +111,17 @@ func openBelow(dir *os.File, rel string, flags uint64) (int, error) {
 	return openat2(int(dir.Fd()), rel, unix.OpenHow{Flags: flags, Resolve: lookUp})
 }
 
-// cloneMount makes an unattached mount of dir, which is on the mount of, with the flags of like. It is in no peer group. If like is a
-// slave, it is a slave of of's group, if there is one.
+// cloneMount makes an unattached mount of the directory that like shows, with the flags of like. dir is the root of the mount of, in the same
+// file system. The clone is in no peer group. If like is a slave, it is a slave of of's group, if there is one.
 func cloneMount(files *openFiles, dir *os.File, of, like Mount) (*os.File, error) {
-	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if rel := strings.TrimPrefix(strings.TrimPrefix(like.Root, of.Root), "/"); rel != "" {
+		fd, err := openBelow(dir, rel, openPlace)
+		if err != nil {
+			return nil, err
+		}
+		dir = files.add(fd, like.Root)
+	}
+	fd, err := cloneTree(dir)
 	if err != nil {
 		return nil, fmt.Errorf("cloning the mount: %w", err)
 	}
@@ -229,8 +224,8 @@ func (o *openFiles) add(fd int, name string) *os.File {
 	return f
 }
 
-// using runs fn as a user of all the sets.
-func using(fn func() error, sets ...*openFiles) error {
+// withFiles runs fn as a user of all the sets.
+func withFiles(fn func() error, sets ...*openFiles) error {
 	for i, o := range sets {
 		if !o.acquire() {
 			for _, acquired := range sets[:i] {
@@ -245,4 +240,78 @@ func using(fn func() error, sets ...*openFiles) error {
 		}
 	}()
 	return fn()
+}
+
+// Groups keeps the peer groups of mounts while those mounts are replaced. When the last mount of a group goes, its slaves, which
+// containers with HostToContainer have, become private, and the kernel forgets their master.
+type Groups struct {
+	files  *openFiles
+	places map[string]string // where a mount of a group is or was, by the group's number in mount tables
+}
+
+// HoldGroups keeps the groups of the shared ones of the namespace's mounts until Close.
+func (n *Namespace) HoldGroups(ctx context.Context, mounts []Mount) (*Groups, error) {
+	g := &Groups{files: newOpenFiles(), places: map[string]string{}}
+	shared := slices.DeleteFunc(slices.Clone(mounts), func(m Mount) bool { return !m.Shared() })
+	if len(shared) == 0 {
+		return g, nil
+	}
+	if err := n.Do(ctx, "keeping the peer groups of mounts", func() error {
+		return withFiles(func() error { g.add(shared); return nil }, g.files)
+	}); err != nil {
+		g.Close()
+		return nil, err
+	}
+	return g, nil
+}
+
+// add clones mounts. An unattached clone is in the group of its original.
+func (g *Groups) add(shared []Mount) {
+	for _, m := range shared {
+		number := m.peerGroup()
+		if g.places[number] != "" {
+			continue
+		}
+		f, err := openMount(m)
+		if err != nil {
+			continue // hidden, or unmounted in between
+		}
+		fd, err := cloneTree(f)
+		f.Close()
+		if err != nil {
+			continue // its slaves become private
+		}
+		g.files.add(fd, m.Mountpoint)
+		g.places[number] = m.Mountpoint
+	}
+}
+
+// Close releases the groups.
+func (g *Groups) Close() { g.files.release() }
+
+// masterOf returns where the master of a mount is or was, "" if it is unknown.
+func (g *Groups) masterOf(m Mount) string {
+	if g == nil {
+		return ""
+	}
+	return g.places[m.propagation("master:")]
+}
+
+// cloneOrigin returns the directory that the replacement of a mount is cloned from, and its mount. That is the healthy mount or, if the
+// stale mount is a slave, the healthy mount where its master was, so that the replacement becomes a slave of that.
+func (src *source) cloneOrigin(ctx context.Context, files *openFiles, stale Mount) (*os.File, Mount) {
+	place := src.swap.Groups.masterOf(stale)
+	if place == "" {
+		return src.root, src.swap.Source
+	}
+	fd, err := unix.Open(place, openPlace, 0)
+	if err != nil {
+		return src.root, src.swap.Source
+	}
+	root := files.add(fd, place)
+	top, _, err := findMount(ctx, root)
+	if err != nil || top.Mountpoint != place || !src.isHealthy(top) || !isBelow(stale.shown(), top.Root) {
+		return src.root, src.swap.Source
+	}
+	return root, top
 }

@@ -5,7 +5,6 @@ package host
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -51,18 +50,8 @@ func getStuck(way, file string) error {
 func (r *swapRig) stuck(way, dir string) int {
 	t := r.t
 	t.Helper()
-	cmd := exec.Command("/proc/self/exe", way, dir+"/file")
-	cmd.Env = append(os.Environ(), levelEnv+"="+levelStuck)
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
-	out, err := cmd.StdoutPipe()
+	pid, err := strconv.Atoi(begin(t, r.n, levelProcess(levelStuck, way, dir+"/file")))
 	if err != nil {
-		t.Fatal(err)
-	}
-	do(t, r.n, "starting a process", cmd.Start)
-	t.Cleanup(func() { _ = cmd.Wait() })
-	pid := 0
-	if _, err := fmt.Fscan(out, &pid); err != nil {
 		t.Fatal(err)
 	}
 	if way == stuckFile { // it is the child

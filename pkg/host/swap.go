@@ -75,7 +75,8 @@ func (n *Namespace) SwapHere(ctx context.Context, s Swap, where func(Mount) bool
 	return src.swapIn(ctx, namespaceRef{n: n}, mounts, where)
 }
 
-// SwapInOtherNamespaces is SwapHere for the other mount namespaces that have one of the owners. Mounts that propagate from the host are replaced with the host's.
+// SwapInOtherNamespaces is SwapHere for the other mount namespaces that have one of the owners. Mounts that propagate from the host are
+// replaced with the host's.
 //
 // In a namespace that another user namespace owns, these mounts are not replaced (fault.Unsupported), because their container could
 // remove a restriction from the replacement:
@@ -94,18 +95,19 @@ func (n *Namespace) SwapInOtherNamespaces(ctx context.Context, s Swap, owners Ow
 		return nil, err
 	}
 	what := "searching for stale mounts of " + s.Source.Source
-	holders, all, err := n.holders(ctx, what, scope{owners, true}, src.concerns, func(_ *otherNamespace, mounts []Mount) bool {
-		return len(host.foreignTo(mounts, src.concerns)) > 0
-	})
+	held := func(_ *otherNamespace, mounts []Mount) bool {
+		return len(host.foreignTo(mounts, src.isStaleOrUnknown)) > 0
+	}
+	holders, all, err := n.findHolders(ctx, search{what: what, owners: owners, owned: true, needs: src.isStaleOrUnknown, pick: held})
 	if err != nil {
 		return nil, err
 	}
 	var mu sync.Mutex
-	err = n.inEach(holders, func(at namespaceRef) error {
+	err = n.doInEach(holders, func(at namespaceRef) error {
 		own := *src // what a look-up for one namespace finds, or waits for, is not the others'
 		swapped, err := n.swapInOther(ctx, &own, at, host)
 		if err != nil && ctx.Err() == nil && !errors.Is(err, errEnded) { // caused by that namespace
-			swapped, err = append(swapped, Swapped{PID: at.pid(), Err: err}), nil
+			swapped, err = append(swapped, Swapped{PID: at.pid, Err: err}), nil
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -118,8 +120,8 @@ func (n *Namespace) SwapInOtherNamespaces(ctx context.Context, s Swap, owners Ow
 func (n *Namespace) swapInOther(ctx context.Context, src *source, at namespaceRef, host hostView) ([]Swapped, error) {
 	// Not from /proc/<pid>/mountinfo, whose paths begin at that process's root.
 	var mounts []Mount
-	what := "reading the mount table" + at.name()
-	bounded, cancel := context.WithTimeout(ctx, at.bound(src.Bound))
+	what := "reading the mount table" + at.name
+	bounded, cancel := context.WithTimeout(ctx, at.timeLimit(src.swap.Bound))
 	defer cancel()
 	err := at.do(bounded, what, func(h nsHandle) (err error) {
 		mounts, err = h.mounts(bounded)
@@ -129,19 +131,21 @@ func (n *Namespace) swapInOther(ctx context.Context, src *source, at namespaceRe
 		return nil, err
 	}
 	own := map[int]bool{}
-	for _, m := range host.foreignTo(mounts, src.concerns) {
+	for _, m := range host.foreignTo(mounts, src.isStaleOrUnknown) {
 		own[m.ID] = true
 	}
 	return src.swapIn(ctx, at, mounts, func(m Mount) bool { return own[m.ID] })
 }
 
-func (src *source) isStale(m Mount) bool { return !sameDevice(m, src.Source) && src.Stale(m) }
+func (src *source) isHealthy(m Mount) bool { return sameDevice(m, src.swap.Source) }
+
+func (src *source) isStale(m Mount) bool { return !src.isHealthy(m) && src.swap.Stale(m) }
 
 func (src *source) isUnknown(m Mount) bool {
-	return src.Unknown != nil && !sameDevice(m, src.Source) && !src.Stale(m) && src.Unknown(m)
+	return src.swap.Unknown != nil && !src.isHealthy(m) && !src.swap.Stale(m) && src.swap.Unknown(m)
 }
 
-func (src *source) concerns(m Mount) bool { return src.isStale(m) || src.isUnknown(m) }
+func (src *source) isStaleOrUnknown(m Mount) bool { return src.isStale(m) || src.isUnknown(m) }
 
 // swapIn replaces the stale mounts in the table of one namespace for which where reports true.
 func (src *source) swapIn(ctx context.Context, at namespaceRef, mounts []Mount, where func(Mount) bool) ([]Swapped, error) {
@@ -149,68 +153,60 @@ func (src *source) swapIn(ctx context.Context, at namespaceRef, mounts []Mount, 
 	var all []Swapped
 	for _, stale := range mounts { // parents come first
 		if src.isUnknown(stale) && where(stale) {
-			all = append(all, Swapped{Mountpoint: stale.Mountpoint, PID: at.pid(), Root: stale.Root, Err: errUnknown})
+			all = append(all, Swapped{Mountpoint: stale.Mountpoint, PID: at.pid, Root: stale.Root, Err: errUnknown})
 		}
 		if !src.isStale(stale) || !where(stale) {
 			continue
 		}
-		if top := tree.top(stale); top.ID != stale.ID && (src.isStale(top) || sameDevice(top, src.Source)) {
+		if top := tree.top(stale); top.ID != stale.ID && (src.isStale(top) || src.isHealthy(top)) {
 			continue // it is, or was, replaced with the one on top
 		}
 		if err := ctx.Err(); err != nil {
-			return all, fmt.Errorf("replacing stale mounts of %s%s: %w", src.Source.Source, at.name(), err)
+			return all, fmt.Errorf("replacing stale mounts of %s%s: %w", src.swap.Source.Source, at.name, err)
 		}
-		done, err := src.swapOne(ctx, at, tree, stale)
+		r := src.replace(tree, stale, at.owner)
+		done, overdue, err := src.swapOne(ctx, at, r)
 		if errors.Is(err, errEnded) {
 			return all, err
 		}
-		overdue := (*overdueError)(nil)
-		waits := errors.As(err, &overdue) && at.other != nil
 		if err != nil {
-			err = fmt.Errorf("replacing the stale mount %s of %s%s: %w", stale.Mountpoint, stale.Source, at.name(), err)
+			err = fmt.Errorf("replacing the stale mount %s of %s%s: %w", stale.Mountpoint, stale.Source, at.name, err)
 		}
 		if done || err != nil {
-			all = append(all, Swapped{Mountpoint: stale.Mountpoint, PID: at.pid(), Root: stale.Root, Err: err})
+			all = append(all, Swapped{Mountpoint: stale.Mountpoint, PID: at.pid, Root: stale.Root, Err: err})
 		}
-		if waits { // it is up to its processes how many such mounts it has: the others are for the next time
+		if overdue && at.other != nil { // it is up to its processes how many such mounts it has: the others are for the next time
 			return all, nil
 		}
 	}
 	return all, nil
 }
 
-// overdueError is the error of work in a mount namespace that waits for what a path leads to.
-type overdueError struct{ error }
-
-func (e *overdueError) Unwrap() error { return e.error }
-
-// swapOne replaces one stale mount. It returns false if there was nothing to do any more.
-func (src *source) swapOne(ctx context.Context, at namespaceRef, tree mountTree, stale Mount) (bool, error) {
-	r := src.replace(tree, stale, src.ReadOnly != nil && src.ReadOnly(stale, at.owner()))
+// swapOne replaces one stale mount. done is false if there was nothing to do any more. overdue reports that the work in its namespace did
+// not end in time: it waits for what a path leads to.
+func (src *source) swapOne(ctx context.Context, at namespaceRef, r *replacement) (done, overdue bool, err error) {
 	defer r.files.release()
 	if err := r.prepare(ctx); err != nil {
-		return false, err
+		return false, false, err
 	}
-	what := fmt.Sprintf("replacing the stale mount %s%s", stale.Mountpoint, at.name())
-	bounded, cancel := context.WithTimeout(ctx, at.bound(src.Bound))
+	stale := r.stale
+	what := fmt.Sprintf("replacing the stale mount %s%s", stale.Mountpoint, at.name)
+	bounded, cancel := context.WithTimeout(ctx, at.timeLimit(src.swap.Bound))
 	defer cancel()
-	done := false
-	err := at.do(bounded, what, func(h nsHandle) error {
-		return using(func() (err error) {
-			done, err = r.carryOut(bounded, h)
+	replaced := false // not done, which a call that outlives this one must not change
+	err = at.do(bounded, what, func(h nsHandle) error {
+		return withFiles(func() (err error) {
+			replaced, err = r.replaceStale(bounded, h)
 			return err
 		}, r.files)
 	})
-	if err != nil && bounded.Err() != nil {
-		return false, &overdueError{err}
-	}
 	if err != nil {
-		return false, err
+		return false, bounded.Err() != nil, err
 	}
-	if done {
-		klog.FromContext(ctx).V(4).Info("Replaced a stale mount", "mountpoint", stale.Mountpoint, "pid", at.pid(), "source", stale.Source, "root", stale.Root)
+	if replaced {
+		klog.FromContext(ctx).V(4).Info("Replaced a stale mount", "mountpoint", stale.Mountpoint, "pid", at.pid, "source", stale.Source, "root", stale.Root)
 	}
-	return done, nil
+	return replaced, false, nil
 }
 
 // mountTree is a mount table as a tree.
@@ -231,7 +227,7 @@ func newTree(mounts []Mount) mountTree {
 // top returns the visible mount where m is mounted: m, or the last one stacked on it.
 func (t mountTree) top(m Mount) Mount {
 	for range len(t.byID) { // no stack is longer
-		over, ok := t.over(m)
+		over, ok := t.mountOn(m)
 		if !ok {
 			break
 		}
@@ -240,8 +236,8 @@ func (t mountTree) top(m Mount) Mount {
 	return m
 }
 
-// over returns the mount that is stacked on m.
-func (t mountTree) over(m Mount) (Mount, bool) {
+// mountOn returns the mount that is stacked on m.
+func (t mountTree) mountOn(m Mount) (Mount, bool) {
 	for _, c := range t.children[m.ID] {
 		if c.Mountpoint == m.Mountpoint && c.ID != m.ID {
 			return c, true
@@ -250,8 +246,8 @@ func (t mountTree) over(m Mount) (Mount, bool) {
 	return Mount{}, false
 }
 
-// under returns the mount that m is stacked on.
-func (t mountTree) under(m Mount) (Mount, bool) {
+// mountUnder returns the mount that m is stacked on.
+func (t mountTree) mountUnder(m Mount) (Mount, bool) {
 	u, ok := t.byID[m.Parent]
 	return u, ok && u.ID != m.ID && u.Mountpoint == m.Mountpoint
 }

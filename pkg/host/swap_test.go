@@ -87,12 +87,12 @@ func TestReplacementShowsTheSameDirectory(t *testing.T) {
 				t.Errorf("was %+v\nis  %+v", before, after)
 			}
 			types := func(m Mount) string {
-				return fmt.Sprint(peerGroup(m) != "", m.Slave(), slices.Contains(m.Optional, "unbindable"))
+				return fmt.Sprint(m.Shared(), m.Slave(), slices.Contains(m.Optional, "unbindable"))
 			}
 			if types(after) != types(before) {
 				t.Errorf("propagation was %q, is %q", before.Optional, after.Optional)
 			}
-			if group := peerGroup(after); group != "" && group == peerGroup(mountAt(t, r.n, r.source)) {
+			if group := after.peerGroup(); group != "" && group == mountAt(t, r.n, r.source).peerGroup() {
 				t.Errorf("it is in the source's group: %q", after.Optional)
 			}
 			r.all(r.here(r.swap()), 0) // a second time
@@ -159,7 +159,7 @@ func TestASlaveStaysASlave(t *testing.T) {
 	}
 	r.restart()
 	r.all(r.here(r.swap()), 1)
-	if m := mountAt(t, r.n, target); !m.Slave() || peerGroup(m) != "" {
+	if m := mountAt(t, r.n, target); !m.Slave() || m.Shared() {
 		t.Errorf("%+v", m)
 	}
 }
@@ -271,7 +271,7 @@ func testPeersAndSlaves(t *testing.T, shared bool) {
 				r.alive(pid, place+"/deep")
 			}
 		}
-		if m := mountAt(t, r.n, late); (peerGroup(m) != "") != shared || len(m.Optional) > 1 {
+		if m := mountAt(t, r.n, late); m.Shared() != shared || len(m.Optional) > 1 {
 			t.Errorf("its propagation has changed: %+v", m)
 		}
 	}
@@ -348,7 +348,7 @@ func TestNextRunCompletesAKilledOne(t *testing.T) {
 			return err
 		}
 		defer stale.Close()
-		return unix.MoveMount(int(clone.Fd()), "", int(stale.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveBeneath)
+		return moveMount(int(clone.Fd()), stale, moveBeneath)
 	})
 	if at := mountsAt(t, r.n, target); len(at) != 2 {
 		t.Fatalf("%+v", at)

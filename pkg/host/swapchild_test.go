@@ -37,11 +37,7 @@ func (r *swapRig) seenAt(place string) Mount {
 		}
 		f := os.NewFile(uintptr(fd), place)
 		defer f.Close()
-		mounts, err := readMounts(r.t.Context(), threadMountinfo)
-		if err != nil {
-			return err
-		}
-		seen, err = mountOf(f, mounts)
+		seen, _, err = findMount(r.t.Context(), f)
 		return err
 	})
 	return seen

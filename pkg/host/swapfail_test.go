@@ -22,20 +22,7 @@ import (
 func TestBusyStaleMountIsReplaced(t *testing.T) {
 	r := newSwapRig(t)
 	target := r.bind("target", "/", BindAttrs{})
-	holder := exec.Command("/bin/sh", "-c", "cd "+target+" && exec 3<. && echo ready && read -r _")
-	out, err := holder.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	in, err := holder.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.run(holder.Start)
-	t.Cleanup(func() { in.Close(); _ = holder.Wait() })
-	if _, err := out.Read(make([]byte, 6)); err != nil {
-		t.Fatal(err)
-	}
+	holder := sleeperWith(t, r.n, target, 0, "exec 3<. && echo ready; read -r _")
 	r.restart()
 	r.all(r.here(r.swap()), 1)
 	r.onlyHealthy(0, target, 1)

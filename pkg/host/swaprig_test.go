@@ -197,7 +197,7 @@ func (r *swapRig) onlyTop(pid int, place string) {
 	r.t.Helper()
 	tree := newTree(r.tableOf(pid))
 	top := tree.topAt(place)
-	under, ok := tree.under(top)
+	under, ok := tree.mountUnder(top)
 	if !sameDevice(top, r.healthy) || !ok || sameDevice(under, r.healthy) {
 		r.t.Errorf("pid %d sees on %s %+v, on %+v", pid, place, top, under)
 	}

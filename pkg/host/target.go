@@ -30,22 +30,34 @@ const (
 // operator's and may be a symbolic link; target must lie below it. If something is mounted on the target, that is opened, even if
 // it is stale, without a request to its file system.
 //
-// With create, a missing last directory is made (0750); its parent must exist. Without, a missing target is a fault.NotFound. An
-// invalid path is a fault.Invalid for target_path. The cause stays in the chain (errors.Is(err, unix.ENOENT)).
-func OpenTarget(root, target string, create bool) (*os.File, error) {
+// A missing target is a fault.NotFound. An invalid path is a fault.Invalid for target_path. The cause stays in the chain
+// (errors.Is(err, unix.ENOENT)).
+func OpenTarget(root, target string) (*os.File, error) {
 	parent, name, err := openParent(root, target)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, fault.Errorf(fault.NotFound, "target %s does not exist: %w", target, err)
+	}
 	if err != nil {
-		if !create && errors.Is(err, unix.ENOENT) {
-			return nil, fault.Errorf(fault.NotFound, "target %s does not exist: %w", target, err)
-		}
 		return nil, err
 	}
 	defer parent.Close()
-	if create {
-		if err := unix.Mkdirat(int(parent.Fd()), name, targetMode); err != nil && !errors.Is(err, unix.EEXIST) {
-			return nil, fmt.Errorf("creating target %s: %w", target, err)
-		}
+	return openIn(parent, name, target)
+}
+
+// MakeTarget is OpenTarget for a target whose last directory may be missing and is then made (0750). Its parent must exist.
+func MakeTarget(root, target string) (*os.File, error) {
+	parent, name, err := openParent(root, target)
+	if err != nil {
+		return nil, err
 	}
+	defer parent.Close()
+	if err := unix.Mkdirat(int(parent.Fd()), name, targetMode); err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, fmt.Errorf("creating target %s: %w", target, err)
+	}
+	return openIn(parent, name, target)
+}
+
+func openIn(parent *os.File, name, target string) (*os.File, error) {
 	fd, err := openStrictly(int(parent.Fd()), name)
 	switch {
 	case err == nil:

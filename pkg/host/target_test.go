@@ -5,6 +5,7 @@ package host
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -49,7 +50,7 @@ func TestInvalidTargetPaths(t *testing.T) {
 		{"symlink with no root given", "", dir + "/linked-root/x", "linked-root is a symbolic link"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			f, err := OpenTarget(tc.root, tc.path, true)
+			f, err := MakeTarget(tc.root, tc.path)
 			if err == nil {
 				f.Close()
 			}
@@ -70,14 +71,14 @@ func TestTargetIsCreatedAndRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	target := dir + "/linked/target"
-	if _, err := OpenTarget(dir+"/linked", target, false); !fault.Is(err, fault.NotFound) {
+	if _, err := OpenTarget(dir+"/linked", target); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a missing target: %v", err)
 	}
-	if _, err := OpenTarget(dir+"/linked", target+"/missing/too", false); !fault.Is(err, fault.NotFound) {
+	if _, err := OpenTarget(dir+"/linked", target+"/missing/too"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a missing parent: %v", err)
 	}
 	for range 2 {
-		f, err := OpenTarget(dir+"/linked", target, true)
+		f, err := MakeTarget(dir+"/linked", target)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,15 +171,48 @@ func TestOpenTarget_LinkBelowTheRootNamesTheFlag(t *testing.T) {
 		t.Fatal(err)
 	}
 	target := root + "/pods/uid/mount"
-	if _, err := OpenTarget(root, target, true); fault.KindOf(err) != fault.Invalid || !strings.Contains(err.Error(), "--target-root to "+root+"/pods") {
+	if _, err := MakeTarget(root, target); fault.KindOf(err) != fault.Invalid || !strings.Contains(err.Error(), "--target-root to "+root+"/pods") {
 		t.Error(err)
 	}
-	dir, err := OpenTarget(root+"/pods", target, true)
+	dir, err := MakeTarget(root+"/pods", target)
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir.Close()
 	if _, err := os.Stat(disk + "/uid/mount"); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestInspect_ReportsMountPoints(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it mounts a file system")
+	}
+	dir := t.TempDir()
+	before, err := Inspect(dir)
+	if err != nil || before.Mountpoint {
+		t.Fatalf("%+v, %v", before, err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	if p, err := Inspect(dir); err != nil || !p.Mountpoint || p.Minor == before.Minor && p.Major == before.Major {
+		t.Errorf("a mount point: %+v, %v", p, err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "sub"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := Inspect(filepath.Join(dir, "sub")); err != nil || p.Mountpoint {
+		t.Errorf("a directory of it: %+v, %v", p, err)
+	}
+	if err := os.Symlink(dir, filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := Inspect(filepath.Join(dir, "link")); err != nil || p.Mountpoint {
+		t.Errorf("a link to it: %+v, %v", p, err)
+	}
+	if _, err := Inspect(filepath.Join(dir, "none")); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("a missing path: %v", err)
 	}
 }

@@ -40,7 +40,8 @@ func TestChildKeepsItsLockInAUserNamespace(t *testing.T) {
 		{"nosuid", unix.MS_NOSUID, "suid", "mount --bind %[1]s %[2]s", true},
 		{"nodev", unix.MS_NODEV, "dev", "mount --bind %[1]s %[2]s", true},
 		{"noatime", unix.MS_NOATIME, "strictatime", "mount --bind %[1]s %[2]s", true},
-		{"two levels deep", unix.MS_RDONLY, "rw", "mount -t tmpfs tmpfs /mnt && mkdir /mnt/inner && mount --bind %[3]s %[2]s && mount --bind %[1]s %[2]s/inner", true},
+		{"two levels deep", unix.MS_RDONLY, "rw",
+			"mount -t tmpfs tmpfs /mnt && mkdir /mnt/inner && mount --bind %[3]s %[2]s && mount --bind %[1]s %[2]s/inner", true},
 		{"two levels deep and unlocked", 0, "", "mount --bind %[3]s %[2]s && mount --bind %[1]s %[2]s/inner", true},
 		{"as the host has it", 0, "", "mount --bind %[1]s %[2]s", false},
 	} {

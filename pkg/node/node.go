@@ -138,7 +138,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 		pinned   = pins.New(o.Namespace, store.SourcesDir())
 		sources  = source.New(o.Namespace, fusectl, store, pinned)
 		provider = creds.New(o.Backends, o.Sessions, clients, peer)
-		healer   = heal.New(o.Heal, o.Namespace, store, pinned, track)
+		healer   = &heal.Healer{Enabled: o.Heal, Namespace: o.Namespace, Store: store, Pins: pinned, Tracker: track}
 		watchers = monitor.NewWatchers()
 	)
 	run := runner.New(runner.Options{

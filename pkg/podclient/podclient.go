@@ -33,6 +33,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
 	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 )
@@ -68,8 +69,10 @@ type Options struct {
 
 // Server publishes volumes and passes descriptors to their clients.
 type Server struct {
-	Options
+	ns      *host.Namespace
+	opts    Options
 	records records
+	places  *pins.Pins // the driver's own mounts: not where users see a file system
 	metrics metrics
 	locks   namedlock.Locks // by target
 
@@ -82,7 +85,8 @@ type Server struct {
 
 // New prepares the directories. It starts nothing.
 func New(ctx context.Context, o Options) (*Server, error) {
-	s := &Server{Options: o, records: records{o.Namespace, filepath.Join(o.StateDir, "podclients")}, metrics: newMetrics(), active: map[string]*reconciler{}}
+	r := records{o.Namespace, filepath.Join(o.StateDir, "podclients")}
+	s := &Server{ns: o.Namespace, opts: o, records: r, places: pins.New(o.Namespace, r.mounts()), metrics: newMetrics(), active: map[string]*reconciler{}}
 	if err := s.records.prepare(ctx); err != nil {
 		return nil, fmt.Errorf("preparing %s: %w", s.records.dir, err)
 	}
@@ -94,10 +98,10 @@ func (s *Server) Run(ctx context.Context) {
 	s.mu.Lock()
 	s.base = ctx
 	for _, r := range s.active { // published before
-		s.launch(r)
+		s.launchReconciler(r)
 	}
 	s.mu.Unlock()
-	s.resume(ctx)
+	s.resumeVolumes(ctx)
 	<-ctx.Done()
 	s.mu.Lock()
 	s.stopped = true
@@ -105,8 +109,8 @@ func (s *Server) Run(ctx context.Context) {
 	s.group.Wait()
 }
 
-// resume serves the volumes that an earlier driver published. Records that cannot be read are reported; the others are served.
-func (s *Server) resume(ctx context.Context) {
+// resumeVolumes serves the volumes that an earlier driver published. Records that cannot be read are reported; the others are served.
+func (s *Server) resumeVolumes(ctx context.Context) {
 	volumes, err := s.records.all(ctx)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read records of volumes with clients in pods")
@@ -116,7 +120,7 @@ func (s *Server) resume(ctx context.Context) {
 		if err != nil {
 			return
 		}
-		if have, ok, err := s.records.get(ctx, v.Target); err == nil && ok && have == v && !s.forgotten(ctx, v) {
+		if have, ok, err := s.records.get(ctx, v.Target); err == nil && ok && have == v && !s.removeIfPodGone(ctx, v) {
 			_, err = s.reconcile(ctx, v)
 			if err != nil {
 				klog.FromContext(ctx).Error(err, "Cannot serve volume of a client in a pod", "volume", v.VolumeID, "target", v.Target)
@@ -126,16 +130,16 @@ func (s *Server) resume(ctx context.Context) {
 	}
 }
 
-// forgotten removes a volume whose pod's directory was removed without an unpublish, as by a reset of kubelet, and reports whether it did.
+// removeIfPodGone removes a volume whose pod's directory was removed without an unpublish, as by a reset of kubelet, and reports whether it did.
 // No request would remove it any more.
-func (s *Server) forgotten(ctx context.Context, v podvolume.Volume) bool {
+func (s *Server) removeIfPodGone(ctx context.Context, v podvolume.Volume) bool {
 	ctx, cancel := context.WithTimeout(ctx, cleanupBound)
 	defer cancel()
 	dir, _, ok := v.Pod()
 	if !ok {
 		return false
 	}
-	gone, err := host.Call(ctx, s.Namespace, "looking for the pod of "+v.Target, nil, func() (bool, error) {
+	gone, err := host.Call(ctx, s.ns, "looking for the pod of "+v.Target, nil, func() (bool, error) {
 		if _, err := os.Lstat(filepath.Dir(dir)); err != nil { // kubelet's directory may not be there yet
 			return false, err
 		}
@@ -145,7 +149,7 @@ func (s *Server) forgotten(ctx context.Context, v podvolume.Volume) bool {
 	if err != nil || !gone {
 		return false
 	}
-	if err := s.remove(ctx, v); err != nil {
+	if err := s.removeVolume(ctx, v); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot remove volume of a pod that is gone", "volume", v.VolumeID, "target", v.Target)
 		return false
 	}
@@ -153,33 +157,32 @@ func (s *Server) forgotten(ctx context.Context, v podvolume.Volume) bool {
 	return true
 }
 
-// reconcile makes sure that the volume has a running reconciler and returns it. It waits for one that is stopping, as after an unpublish that timed out. The caller holds
-// the target's lock.
+// reconcile makes sure that the volume has a running reconciler and returns it. It waits for one that is stopping, as after an unpublish
+// that timed out. The caller holds the target's lock.
 func (s *Server) reconcile(ctx context.Context, v podvolume.Volume) (*reconciler, error) {
 	s.mu.Lock()
 	r := s.active[idOf(v.Target)]
 	s.mu.Unlock()
-	if r != nil && r.current().State == Stopped {
-		if err := r.wait(ctx); err != nil {
-			return nil, err
-		}
-		r = nil
+	if r != nil && r.currentProgress().state != Stopped {
+		return r, nil
 	}
 	if r != nil {
-		return r, nil
+		if err := r.awaitEnd(ctx); err != nil {
+			return nil, err
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r = newReconciler(s, v)
 	s.active[idOf(v.Target)] = r
 	if s.base != nil {
-		s.launch(r)
+		s.launchReconciler(r)
 	}
 	return r, nil
 }
 
-// listen makes sure that the driver listens for the clients of a volume.
-func (s *Server) listen(ctx context.Context, v podvolume.Volume) error {
+// listenForClient makes sure that the driver listens for the clients of a volume.
+func (s *Server) listenForClient(ctx context.Context, v podvolume.Volume) error {
 	r, err := s.reconcile(ctx, v)
 	if err != nil {
 		return err
@@ -187,8 +190,8 @@ func (s *Server) listen(ctx context.Context, v podvolume.Volume) error {
 	return r.listen(ctx)
 }
 
-// launch starts a reconciler; mu is held.
-func (s *Server) launch(r *reconciler) {
+// launchReconciler starts a reconciler; mu is held.
+func (s *Server) launchReconciler(r *reconciler) {
 	if s.stopped || r.cancel != nil {
 		return
 	}
@@ -201,46 +204,39 @@ func (s *Server) launch(r *reconciler) {
 	})
 }
 
-// stop stops the reconciler of a target and waits for it. It stays known as stopped until forget. The caller holds the target's lock.
-func (s *Server) stop(ctx context.Context, target string) error {
+// stopReconciler stops the reconciler of a target and waits for it. The caller holds the target's lock.
+func (s *Server) stopReconciler(ctx context.Context, target string) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	r := s.active[idOf(target)]
+	if r != nil {
+		r.setState(Stopped)
+		if r.cancel == nil { // Run has not begun
+			r.cancel = func() {}
+			close(r.done)
+		}
+		r.cancel()
+	}
+	s.mu.Unlock()
 	if r == nil {
 		return nil
 	}
-	r.set(Stopped)
-	if r.cancel == nil { // Run has not begun
-		r.cancel = func() {}
-		close(r.done)
-	}
-	r.cancel()
-	s.mu.Unlock()
-	defer s.mu.Lock()
-	if err := r.wait(ctx); err != nil {
+	if err := r.awaitEnd(ctx); err != nil {
 		return err
 	}
 	r.closeListener()
 	return nil
 }
 
-// forget ends the record of a reconciler that was stopped.
-func (s *Server) forget(target string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.active, idOf(target))
-}
-
 // Has reports whether a volume of this kind is published at a target.
 func (s *Server) Has(ctx context.Context, target string) (bool, error) {
-	_, ok, err := s.records.get(ctx, s.Resolve(target))
+	_, ok, err := s.records.get(ctx, s.opts.Resolve(target))
 	return ok, err
 }
 
 // Publish makes the volume appear at its target, without waiting for its client, and listens for that. It is idempotent. refused is the
 // reason to refuse the request, or nil; a volume that is published already stays so nevertheless.
 func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error) (err error) {
-	v.Target = s.Resolve(v.Target)
+	v.Target = s.opts.Resolve(v.Target)
 	release, err := s.locks.Lock(ctx, v.Target)
 	if err != nil {
 		return fault.Errorf(fault.Busy, "another request for the target is in flight: %w", err)
@@ -251,59 +247,60 @@ func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error)
 	case err != nil:
 		return err
 	case published && have.Same(v):
-		err := s.show(ctx, v)
+		err := s.showVolume(ctx, v)
 		if err == nil {
-			err = s.listen(ctx, v)
+			err = s.listenForClient(ctx, v)
 		}
 		if err != nil {
 			return fault.Errorf(fault.Unavailable, "the target is left unchanged: %w", err)
 		}
 		return nil
 	}
-	if err := errors.Join(refused, s.Refused); err != nil {
+	if err := errors.Join(refused, s.opts.Refused); err != nil {
 		return err
 	}
 	if published {
 		return fault.Errorf(fault.Exists, "target %s shows volume %s with other attributes (%s/%s)", v.Target, have.VolumeID, have.EmptyDir, have.Socket)
 	}
-	if err := s.check(ctx, v); err != nil {
+	if err := s.checkTarget(ctx, v); err != nil {
 		return err
 	}
-	if err := s.admit(ctx, v); err != nil {
+	if err := s.recordIfAllowed(ctx, v); err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
 			cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 			defer cancel()
-			err = mount.WithCleanupError(err, s.remove(cctx, v))
+			err = mount.WithCleanupError(err, s.removeVolume(cctx, v))
 		}
 	}()
-	if err := s.show(ctx, v); err != nil {
+	if err := s.showVolume(ctx, v); err != nil {
 		return err
 	}
 	if err := s.awaitEmptyDir(ctx, v); err != nil {
 		return err
 	}
-	if err := s.listen(ctx, v); err != nil {
+	if err := s.listenForClient(ctx, v); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("Published, waiting for client in pod", "emptyDir", v.EmptyDir, "socket", v.Socket)
 	return nil
 }
 
-// check refuses targets that are not kubelet's, or are not free.
-func (s *Server) check(ctx context.Context, v podvolume.Volume) error {
+// checkTarget refuses targets that are not kubelet's, or are not free.
+func (s *Server) checkTarget(ctx context.Context, v podvolume.Volume) error {
 	if _, _, ok := v.Pod(); !ok {
-		return fault.Field("target_path", "%s is not a target of kubelet for an inline volume (<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount)", v.Target)
+		return fault.Field("target_path",
+			"%s is not a target of kubelet for an inline volume (<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount)", v.Target)
 	}
-	if s.TargetRoot != "" && !strings.HasPrefix(v.Target, s.TargetRoot+"/") {
-		return fault.Field("target_path", "%q is not below %s", v.Target, s.TargetRoot)
+	if s.opts.TargetRoot != "" && !strings.HasPrefix(v.Target, s.opts.TargetRoot+"/") {
+		return fault.Field("target_path", "%q is not below %s", v.Target, s.opts.TargetRoot)
 	}
-	if err := host.CheckTarget(s.TargetRoot, v.Target); err != nil {
+	if err := host.CheckTarget(s.opts.TargetRoot, v.Target); err != nil {
 		return err
 	}
-	mounts, err := s.Namespace.Mounts(ctx)
+	mounts, err := s.ns.Mounts(ctx)
 	if err != nil {
 		return err
 	}
@@ -313,8 +310,8 @@ func (s *Server) check(ctx context.Context, v podvolume.Volume) error {
 	return nil
 }
 
-// admit writes the record of a volume if its pod may have it.
-func (s *Server) admit(ctx context.Context, v podvolume.Volume) error {
+// recordIfAllowed writes the record of a volume if its pod may have it.
+func (s *Server) recordIfAllowed(ctx context.Context, v podvolume.Volume) error {
 	// kubelet publishes a pod's volumes at the same time. Targets, which are locked, too, have longer names.
 	dir, _, _ := v.Pod()
 	release, err := s.locks.Lock(ctx, dir)
@@ -345,7 +342,8 @@ func (s *Server) checkOthers(ctx context.Context, v podvolume.Volume) error {
 			return fault.Errorf(fault.Exhausted, "the pod has %d volumes with a client of its own already, which is the maximum", maxOfPod)
 		}
 		if other.Socket == v.Socket && other.SocketDir() == v.SocketDir() {
-			return fault.Field("volume_context."+podvolume.AttributeSocket, "%q in emptyDir volume %q is the socket of the pod's volume %q: give each volume a socket of its own",
+			return fault.Field("volume_context."+podvolume.AttributeSocket,
+				"%q in emptyDir volume %q is the socket of the pod's volume %q: give each volume a socket of its own",
 				v.Socket, v.EmptyDir, filepath.Base(filepath.Dir(other.Target)))
 		}
 	}
@@ -359,12 +357,13 @@ func errForeign(target string, top host.Mount) error {
 // awaitEmptyDir waits until kubelet has made the emptyDir volume, with the tmpfs of one with medium Memory.
 func (s *Server) awaitEmptyDir(ctx context.Context, v podvolume.Volume) error {
 	for began := time.Now(); ; {
-		err := s.Namespace.Do(ctx, "looking for emptyDir volume "+v.EmptyDir, func() error { return emptyDirReady(s.TargetRoot, v) })
+		err := s.ns.Do(ctx, "looking for emptyDir volume "+v.EmptyDir, func() error { return emptyDirReady(s.opts.TargetRoot, v) })
 		if err == nil || !fault.Is(err, fault.NotFound) {
 			return err
 		}
 		if time.Since(began) >= emptyDirBound {
-			return fault.Errorf(fault.Precondition, "volume_context.%s: the pod has no emptyDir volume %q, or kubelet has not made it within %s: %w", podvolume.AttributeEmptyDir, v.EmptyDir, emptyDirBound, err)
+			return fault.Errorf(fault.Precondition, "volume_context.%s: the pod has no emptyDir volume %q, or kubelet has not made it within %s: %w",
+				podvolume.AttributeEmptyDir, v.EmptyDir, emptyDirBound, err)
 		}
 		select {
 		case <-time.After(emptyDirPause):
@@ -377,7 +376,7 @@ func (s *Server) awaitEmptyDir(ctx context.Context, v podvolume.Volume) error {
 // Unpublish removes the volume from a target: it ends the client's connection, unmounts, and removes the socket and the target. ok is
 // false if no volume of this kind is published there.
 func (s *Server) Unpublish(ctx context.Context, volumeID, target string) (ok bool, err error) {
-	target = s.Resolve(target)
+	target = s.opts.Resolve(target)
 	release, err := s.locks.Lock(ctx, target)
 	if err != nil {
 		return true, fault.Errorf(fault.Busy, "another request for the target is in flight: %w", err)
@@ -392,7 +391,7 @@ func (s *Server) Unpublish(ctx context.Context, volumeID, target string) (ok boo
 	case v.VolumeID != volumeID:
 		return true, fault.Errorf(fault.Precondition, "target %s belongs to volume %s, not %s", target, v.VolumeID, volumeID)
 	}
-	if err := s.remove(ctx, v); err != nil {
+	if err := s.removeVolume(ctx, v); err != nil {
 		return true, err
 	}
 	klog.FromContext(ctx).Info("Unpublished volume of a client in the pod")
@@ -402,7 +401,7 @@ func (s *Server) Unpublish(ctx context.Context, volumeID, target string) (ok boo
 // Stats returns the usage that the client reports. It is fault.NotFound if the volume is not published at the path, and fault.Unavailable
 // while no client serves it.
 func (s *Server) Stats(ctx context.Context, volumeID, target string) (mount.Stats, error) {
-	target = s.Resolve(target)
+	target = s.opts.Resolve(target)
 	v, ok, err := s.records.get(ctx, target)
 	if err != nil {
 		return mount.Stats{}, err
@@ -410,17 +409,17 @@ func (s *Server) Stats(ctx context.Context, volumeID, target string) (mount.Stat
 	if !ok || v.VolumeID != volumeID {
 		return mount.Stats{}, fault.Errorf(fault.NotFound, "volume %s is not published at %s on this node", volumeID, target)
 	}
-	mounts, err := s.Namespace.Mounts(ctx)
+	mounts, err := s.ns.Mounts(ctx)
 	if err != nil {
 		return mount.Stats{}, err
 	}
 	current, ok := s.records.current(mounts, idOf(target))
-	if top, mounted := host.TopAt(mounts, target); !ok || !mounted || top.Minor != current.Minor {
+	if top, mounted := host.TopAt(mounts, target); !ok || !mounted || top.Minor != current.mount.Minor {
 		return mount.Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: no client of the pod serves it", volumeID, target)
 	}
 	ctx, cancel := context.WithTimeout(host.For(ctx, account(v)), statsBound)
 	defer cancel()
-	st, err := s.Namespace.Statfs(ctx, target)
+	st, err := s.ns.Statfs(ctx, target)
 	if err != nil {
 		return mount.Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: its client in the pod does not answer: %w", volumeID, target, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fdpass"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
+	"github.com/s3-csi/s3-csi-driver/pkg/status"
 )
 
 const (
@@ -48,7 +50,7 @@ func (p *pace) wait(now time.Time) time.Duration {
 	return p.next.Add(-(handoverBurst - 1) * handoverEvery).Sub(now)
 }
 
-func (p *pace) admit(now time.Time) {
+func (p *pace) countEvent(now time.Time) {
 	if p.next.Before(now) {
 		p.next = now
 	}
@@ -65,12 +67,11 @@ type reconciler struct {
 	done   chan struct{}
 
 	progressMu sync.Mutex
-	progress   Progress
+	progress   progress
 
-	mu       sync.Mutex // is held during calls
-	listener *net.UnixListener
-	bound    fileID
-	// listening receives the listener, if it has changed.
+	mu     sync.Mutex // is held during calls
+	socket listener   // nil inside: none
+	// listening receives something when there is a new listener.
 	listening chan struct{}
 
 	// The rest belongs to run.
@@ -87,11 +88,14 @@ type reconciler struct {
 }
 
 func newReconciler(s *Server, v podvolume.Volume) *reconciler {
-	return &reconciler{s: s, volume: v, progress: Progress{State: Unknown, Since: time.Now()}, done: make(chan struct{}), listening: make(chan struct{}, 1)}
+	return &reconciler{
+		s: s, volume: v, progress: progress{state: status.Unknown, since: time.Now().UTC()},
+		done: make(chan struct{}), listening: make(chan struct{}, 1),
+	}
 }
 
-// wait waits until run has returned.
-func (r *reconciler) wait(ctx context.Context) error {
+// awaitEnd waits until run has returned.
+func (r *reconciler) awaitEnd(ctx context.Context) error {
 	select {
 	case <-r.done:
 		return nil
@@ -104,31 +108,25 @@ func (r *reconciler) wait(ctx context.Context) error {
 func (r *reconciler) listen(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	v, root := r.volume, r.s.TargetRoot
-	if r.listener != nil {
-		bound, err := host.Call(ctx, r.s.Namespace, "looking at the socket of "+v.Target, nil, func() (bool, error) { return isBound(root, v, r.bound), nil })
+	v, root := r.volume, r.s.opts.TargetRoot
+	if old := r.socket; old.accepts != nil {
+		bound, err := host.Call(ctx, r.s.ns, "looking at the socket of "+v.Target, nil, func() (bool, error) { return old.isBound(root, v), nil })
 		if err != nil || bound {
 			return err
 		}
-		r.listener.Close()
-		r.listener = nil
+		r.socket.close()
 	}
-	type result struct {
-		l  *net.UnixListener
-		id fileID
-	}
-	got, err := onOwnThread(ctx, r.s.Namespace, "listening for the client of "+v.Target, func(late result) {
-		if late.l != nil {
-			late.l.Close()
+	socket, err := host.Call(ctx, r.s.ns, "listening for the client of "+v.Target, func(late listener) { late.close() }, func() (l listener, err error) {
+		if r.s.ns.Foreign() {
+			return listen(root, v) // on such a thread
 		}
-	}, func() (made result, err error) {
-		made.l, made.id, err = listen(root, v)
-		return made, err
+		host.OnThrowawayThread(func() { l, err = listen(root, v) })
+		return l, err
 	})
 	if err != nil {
 		return err
 	}
-	r.listener, r.bound = got.l, got.id
+	r.socket = socket
 	select {
 	case r.listening <- struct{}{}:
 	default:
@@ -139,78 +137,68 @@ func (r *reconciler) listen(ctx context.Context) error {
 func (r *reconciler) closeListener() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.listener != nil {
-		r.listener.Close()
-		r.listener = nil
-	}
-}
-
-func (r *reconciler) currentListener() *net.UnixListener {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.listener
+	r.socket.close()
 }
 
 // run attends to the volume until ctx ends.
 func (r *reconciler) run(ctx context.Context) {
-	conns := make(chan *net.UnixConn)
-	var accepting sync.WaitGroup
-	defer accepting.Wait()
+	defer context.AfterFunc(ctx, r.closeListener)()
 	defer r.closeListener()
-	accepting.Go(func() { r.accept(ctx, conns) })
 	r.answered = time.Now()
-	for {
-		r.step(ctx)
-		every := servingEvery
-		if r.s.HangTimeout > 0 {
-			every = min(every, max(r.s.HangTimeout/8, startingEvery))
-		}
-		if r.aborted {
-			every = startingEvery
-		}
-		if r.client != r.left && !r.serving { // it is starting
-			every = min(max(time.Since(r.answered)/8, startingEvery), servingEvery)
-		}
-		incoming := conns
-		if wait := r.pace.wait(time.Now()); wait > 0 {
-			incoming, every = nil, min(every, wait)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case conn := <-incoming:
-			r.pace.admit(time.Now())
-			r.handOver(ctx, conn)
-		case <-time.After(every):
-		}
-	}
-}
-
-// accept passes connections on until ctx ends.
-func (r *reconciler) accept(ctx context.Context, conns chan<- *net.UnixConn) {
-	stop := context.AfterFunc(ctx, r.closeListener)
-	defer stop()
 	for ctx.Err() == nil {
-		l := r.currentListener()
-		var conn *net.UnixConn
-		err := errors.New("no listener")
-		if l != nil {
-			conn, err = l.AcceptUnix()
-		}
-		if err != nil { // it was replaced, or is to be made yet
+		r.step(ctx)
+		every, wait := r.interval(), r.pace.wait(time.Now())
+		if wait > 0 {
 			select {
-			case <-r.listening:
-			case <-time.After(startingEvery):
+			case <-time.After(min(every, wait)):
 			case <-ctx.Done():
 			}
 			continue
 		}
-		select {
-		case conns <- conn:
-		case <-ctx.Done():
-			conn.Close()
+		if conn := r.acceptWithin(ctx, every); conn != nil {
+			r.pace.countEvent(time.Now())
+			r.handOver(ctx, conn)
 		}
 	}
+}
+
+// interval returns the time until the next step.
+func (r *reconciler) interval() time.Duration {
+	switch hang := r.s.opts.HangTimeout; {
+	case r.client != r.left && !r.serving: // it is starting
+		return min(max(time.Since(r.answered)/8, startingEvery), servingEvery)
+	case r.aborted:
+		return startingEvery
+	case hang > 0:
+		return min(max(hang/8, startingEvery), servingEvery)
+	}
+	return servingEvery
+}
+
+// acceptWithin returns the next connection, nil if there is none in time.
+func (r *reconciler) acceptWithin(ctx context.Context, within time.Duration) *net.UnixConn {
+	r.mu.Lock()
+	l := r.socket.accepts
+	r.mu.Unlock()
+	if l != nil {
+		err := l.SetDeadline(time.Now().Add(within))
+		if err == nil {
+			var conn *net.UnixConn
+			if conn, err = l.AcceptUnix(); err == nil {
+				return conn
+			}
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil
+		}
+		within = startingEvery // it was replaced
+	}
+	select {
+	case <-r.listening:
+	case <-time.After(within):
+	case <-ctx.Done():
+	}
+	return nil
 }
 
 // step looks at the socket and at the client. Each step begins with what is mounted, so it also completes what an earlier driver began.
@@ -221,17 +209,17 @@ func (r *reconciler) step(ctx context.Context) {
 	defer cancel()
 	if err := r.listen(ctx); err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(2).Info("Cannot listen for client in pod, will retry", "error", err)
-		r.fail(ReasonSocket, time.Now().Add(servingEvery), "cannot listen for the client: %v", err)
+		r.recordFailure(ReasonSocket, time.Now().Add(servingEvery), fmt.Sprintf("cannot listen for the client: %v", err))
 	}
-	if err := r.look(ctx); err != nil && ctx.Err() == nil {
-		r.fail(ReasonReconcile, time.Now().Add(servingEvery), "%v", err)
+	if err := r.lookAtClient(ctx); err != nil && ctx.Err() == nil {
+		r.recordFailure(status.ReasonReconcile, time.Now().Add(servingEvery), err.Error())
 		klog.FromContext(ctx).Error(err, "Cannot look at client in pod, will retry")
 	}
 }
 
-// look finds out whether the current client serves, and shows what there is to show.
-func (r *reconciler) look(ctx context.Context) error {
-	mounts, err := r.s.Namespace.KnownMounts(ctx)
+// lookAtClient finds out whether the current client serves, and shows what there is to show.
+func (r *reconciler) lookAtClient(ctx context.Context) error {
+	mounts, err := r.s.ns.KnownMounts(ctx)
 	if err != nil {
 		return err
 	}
@@ -239,8 +227,8 @@ func (r *reconciler) look(ctx context.Context) error {
 	current, ok := r.s.records.current(mounts, id)
 	if !ok {
 		r.client, r.left, r.aborted = 0, 0, false
-		if r.current().State != Exited { // whose file system was removed
-			r.set(Waiting)
+		if r.currentProgress().state != Exited { // whose file system was removed
+			r.setState(Waiting)
 		}
 		return nil
 	}
@@ -248,48 +236,48 @@ func (r *reconciler) look(ctx context.Context) error {
 		r.client, r.serving, r.answered, r.asked = current.n, false, time.Now(), 0
 	}
 	top, _ := host.TopAt(mounts, r.volume.Target)
-	switch r.ask(ctx, current) {
+	switch r.askClient(ctx, current) {
 	case silent:
-		limit := r.s.HangTimeout
+		limit := r.s.opts.HangTimeout
 		if !r.serving {
-			limit = r.s.ReadyTimeout
+			limit = r.s.opts.ReadyTimeout
 		}
 		silence := time.Since(r.answered)
 		switch unresponsive := silence >= unresponsiveAfter || limit > 0 && silence >= limit; {
 		case !r.serving:
-			r.set(Starting)
+			r.setState(status.Starting)
 		case unresponsive:
-			r.set(Unresponsive)
+			r.setState(status.Unresponsive)
 			var next time.Time
 			if limit > 0 {
 				next = r.answered.Add(limit)
 			}
-			r.fail(ReasonUnresponsive, next, "the client does not answer")
+			r.recordFailure(status.ReasonUnresponsive, next, "the client does not answer")
 		}
 		if limit > 0 && silence >= limit {
 			klog.FromContext(ctx).Info("Client in pod is unresponsive, aborting its connection", "client", current.n, "after", limit, "answered", r.serving)
-			return r.abort(ctx, current)
+			return r.abortClient(ctx, current)
 		}
 	case gone:
-		return r.leave(ctx, mounts, current)
+		return r.showEmpty(ctx, mounts, current)
 	case answered:
 		if !r.serving {
 			r.serving, r.replaceWait, r.replaceAt = true, firstReplace, time.Time{}
 			klog.FromContext(ctx).Info("Client in pod serves the volume", "client", current.n)
 		}
 		r.answered = time.Now()
-		r.set(Serving)
+		r.setState(Serving)
 		// At once if the target has lost the client's file system. A client can have one that cannot be shown, and each try costs the driver
 		// a look at the mount namespaces of all processes.
-		shown := top.Minor == current.Minor
+		shown := top.Minor == current.mount.Minor
 		if time.Now().Before(r.replaceAt) && (shown || !r.replaced) {
 			return nil
 		}
 		r.replaced = shown
 		failpoint.Here("podclient.answered")
-		again, err := r.s.replace(ctx, r.volume, current, false)
+		again, err := r.s.replaceShown(ctx, r.volume, current, everywhere)
 		if !again && err == nil {
-			err = r.s.prune(ctx, r.volume, current.n)
+			err = r.s.pruneFormer(ctx, r.volume, current.n)
 		}
 		r.replaceAt = time.Now().Add(r.replaceWait)
 		r.replaceWait = min(2*r.replaceWait, lastReplace)
@@ -298,9 +286,9 @@ func (r *reconciler) look(ctx context.Context) error {
 	return nil
 }
 
-// abort ends the connection of a client that does not answer. Until its end is seen, the reconciler looks more often.
-func (r *reconciler) abort(ctx context.Context, m own) error {
-	if err := r.s.abort(ctx, m); err != nil {
+// abortClient ends the connection of a client that does not answer. Until its end is seen, the reconciler looks more often.
+func (r *reconciler) abortClient(ctx context.Context, m fileSystem) error {
+	if err := r.s.abortConnection(ctx, m); err != nil {
 		r.aborted = false
 		return err
 	}
@@ -309,18 +297,18 @@ func (r *reconciler) abort(ctx context.Context, m own) error {
 	if !r.serving {
 		what = "it did not answer after it had got the descriptor"
 	}
-	r.fail(ReasonUnresponsive, time.Time{}, "the client's connection was aborted: %s", what)
+	r.recordFailure(status.ReasonUnresponsive, time.Time{}, "the client's connection was aborted: "+what)
 	return nil
 }
 
-// leave shows the empty file system at the target after the client has exited, and removes that of the client unless containers show it.
-func (r *reconciler) leave(ctx context.Context, mounts []host.Mount, current own) error {
+// showEmpty shows the empty file system at the target after the client has exited, and removes that of the client unless containers show it.
+func (r *reconciler) showEmpty(ctx context.Context, mounts []host.Mount, current fileSystem) error {
 	aborted := r.aborted
 	r.aborted = false
 	if r.left == current.n {
 		return nil
 	}
-	r.exited(aborted)
+	r.recordExit(aborted)
 	empty, ok := host.TopAt(mounts, r.s.records.empty(idOf(r.volume.Target)))
 	if !ok {
 		return fault.Errorf(fault.Unavailable, "the empty file system of %s was unmounted by another process", r.volume.Target)
@@ -328,14 +316,14 @@ func (r *reconciler) leave(ctx context.Context, mounts []host.Mount, current own
 	klog.FromContext(ctx).Info("Client in pod has exited", "client", current.n, "answered", r.serving)
 	r.serving = false
 	// A client that the kernel does not understand still has its descriptor.
-	if err := r.s.abort(ctx, current); err != nil {
+	if err := r.s.abortConnection(ctx, current); err != nil {
 		return err
 	}
-	if again, err := r.s.replace(ctx, r.volume, own{empty, 0}, true); again || err != nil {
+	if again, err := r.s.replaceShown(ctx, r.volume, fileSystem{mount: empty}, atTarget); again || err != nil {
 		return err
 	}
 	r.left = current.n
-	return r.s.prune(ctx, r.volume, 0)
+	return r.s.pruneFormer(ctx, r.volume, 0)
 }
 
 // finding is what a look at a client has found.
@@ -347,12 +335,12 @@ const (
 	gone                    // its connection has ended
 )
 
-// ask looks at a client. The call of a client that never answers stays in the kernel until the connection is aborted; there is at most one.
+// askClient looks at a client. The call of a client that never answers stays in the kernel until the connection is aborted; there is at most one.
 // So if a call was started while an earlier look's was not answered in time, that one was answered late: the client is slow.
-func (r *reconciler) ask(ctx context.Context, m own) finding {
+func (r *reconciler) askClient(ctx context.Context, m fileSystem) finding {
 	bounded, cancel := context.WithTimeout(host.For(ctx, account(r.volume)), answerBound)
 	defer cancel()
-	err := r.s.Namespace.Answers(bounded, m.Mountpoint)
+	err := r.s.ns.Answers(bounded, m.mount.Mountpoint)
 	if started := errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil; started {
 		late := r.asked == m.n
 		r.asked = m.n
@@ -385,10 +373,10 @@ func (r *reconciler) handOver(ctx context.Context, conn *net.UnixConn) {
 	_, podUID, _ := r.volume.Pod()
 	p, err := peerOf(conn, podUID)
 	if err == nil {
-		err = r.free(ctx)
+		err = r.awaitFreed(ctx)
 	}
 	if err == nil {
-		err = r.pass(ctx, conn, p)
+		err = r.passDescriptor(ctx, conn, p)
 	}
 	if err == nil || ctx.Err() != nil {
 		return
@@ -399,14 +387,14 @@ func (r *reconciler) handOver(ctx context.Context, conn *net.UnixConn) {
 	if errors.Is(err, errForeignPeer) { // the log has which pod's it is
 		text = errForeignPeer.Error()
 	}
-	r.fail(ReasonRefused, time.Time{}, "process %d did not get the descriptor: %s", p.pid, text)
+	r.recordFailure(ReasonRefused, time.Time{}, fmt.Sprintf("process %d did not get the descriptor: %s", p.pid, text))
 	_, _ = conn.Write(fdpass.Message{Error: text}.Encode()) // it may be gone
 }
 
-// free returns nil if no client has the volume. It waits a moment for one that is exiting.
-func (r *reconciler) free(ctx context.Context) error {
+// awaitFreed returns nil if no client has the volume. It waits a moment for one that is exiting.
+func (r *reconciler) awaitFreed(ctx context.Context) error {
 	for began, pause := time.Now(), startingEvery; ; pause = min(2*pause, takeoverBound/4) { // a pod can have it wait all the time
-		mounts, err := r.s.Namespace.KnownMounts(ctx)
+		mounts, err := r.s.ns.KnownMounts(ctx)
 		if err != nil {
 			return err
 		}
@@ -414,8 +402,8 @@ func (r *reconciler) free(ctx context.Context) error {
 		if !ok {
 			return nil
 		}
-		if r.ask(ctx, current) == gone {
-			return r.leave(ctx, mounts, current)
+		if r.askClient(ctx, current) == gone {
+			return r.showEmpty(ctx, mounts, current)
 		}
 		if time.Since(began) > takeoverBound {
 			return fault.Errorf(fault.Busy, "another process of the pod has the volume's descriptor already")
@@ -428,9 +416,9 @@ func (r *reconciler) free(ctx context.Context) error {
 	}
 }
 
-// pass mounts a new file system and passes its descriptor. The driver keeps no copy: the connection ends with the client.
-func (r *reconciler) pass(ctx context.Context, conn *net.UnixConn, p peer) error {
-	n, fuse, err := r.s.mountClient(ctx, r.volume, p.uid, p.gid)
+// passDescriptor mounts a new file system and passes its descriptor. The driver keeps no copy: the connection ends with the client.
+func (r *reconciler) passDescriptor(ctx context.Context, conn *net.UnixConn, p peer) error {
+	n, fuse, err := r.s.mountClient(ctx, r.volume, p)
 	if err != nil {
 		return err
 	}
@@ -443,7 +431,7 @@ func (r *reconciler) pass(ctx context.Context, conn *net.UnixConn, p peer) error
 	if err != nil {
 		return fmt.Errorf("passing the descriptor: %w", err)
 	}
-	r.handedOver()
+	r.recordHandover()
 	klog.FromContext(ctx).Info("Passed the descriptor to a program in the pod", "pid", p.pid, "uid", p.uid)
 	return nil
 }

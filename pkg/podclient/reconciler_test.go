@@ -16,6 +16,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
+	"github.com/s3-csi/s3-csi-driver/pkg/status"
 )
 
 type connections struct{ err error }
@@ -25,14 +26,14 @@ func (c connections) Abort(context.Context, uint32) error { return c.err }
 func testReconciler(t *testing.T, c Connections) *reconciler {
 	t.Helper()
 	ns := host.Own()
-	s := &Server{Options: Options{Namespace: ns, Connections: c}, records: records{ns, t.TempDir()}, metrics: newMetrics(), active: map[string]*reconciler{}}
+	s := &Server{ns: ns, opts: Options{Connections: c}, records: records{ns, t.TempDir()}, metrics: newMetrics(), active: map[string]*reconciler{}}
 	return newReconciler(s, podvolume.Volume{Target: filepath.Join(t.TempDir(), "pods/0b9c7f1e/volumes/kubernetes.io~csi/data/mount"), EmptyDir: "e", Socket: "s"})
 }
 
 // A client can make calls of the driver wait until its account is exhausted. The driver must still be able to end its connection.
 func TestAClientCannotExhaustTheReconciler(t *testing.T) {
 	r := testReconciler(t, connections{})
-	ns, release := r.s.Namespace, make(chan struct{})
+	ns, release := r.s.ns, make(chan struct{})
 	defer close(release)
 	ctx, cancel := context.WithCancel(host.For(t.Context(), account(r.volume)))
 	for range 100 {
@@ -59,14 +60,14 @@ func TestReconcilers_ShareTheMountTable(t *testing.T) {
 	first := testReconciler(t, connections{})
 	const looks = 100
 	for tries := 0; ; tries++ { // other processes of the machine may change mounts
-		before := first.s.Namespace.Reads()
+		before := first.s.ns.Reads()
 		for i := range looks {
 			r := newReconciler(first.s, podvolume.Volume{Target: fmt.Sprintf("/target-%d", i)})
-			if err := r.look(t.Context()); err != nil {
+			if err := r.lookAtClient(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if reads := first.s.Namespace.Reads() - before; reads < looks/10 {
+		if reads := first.s.ns.Reads() - before; reads < looks/10 {
 			return
 		} else if tries == 10 {
 			t.Fatalf("%d reads of the mount table for %d looks", reads, looks)
@@ -78,11 +79,11 @@ func TestReconcilers_ShareTheMountTable(t *testing.T) {
 func TestFailedAbort(t *testing.T) {
 	failure := errors.New("no control file system")
 	r := testReconciler(t, connections{failure})
-	if err := r.abort(t.Context(), own{n: 1}); !errors.Is(err, failure) || r.aborted {
+	if err := r.abortClient(t.Context(), fileSystem{n: 1}); !errors.Is(err, failure) || r.aborted {
 		t.Errorf("%v, aborted: %t", err, r.aborted)
 	}
 	r = testReconciler(t, connections{})
-	if err := r.abort(t.Context(), own{n: 1}); err != nil || !r.aborted {
+	if err := r.abortClient(t.Context(), fileSystem{n: 1}); err != nil || !r.aborted {
 		t.Errorf("%v, aborted: %t", err, r.aborted)
 	}
 }
@@ -92,13 +93,13 @@ func TestPace(t *testing.T) {
 	now := time.Now()
 	admitted := 0
 	for ; p.wait(now) <= 0; admitted++ {
-		p.admit(now)
+		p.countEvent(now)
 	}
 	if admitted != handoverBurst || p.wait(now) != handoverEvery || p.wait(now.Add(handoverEvery)) > 0 {
 		t.Errorf("%d at once, and then after %s", admitted, p.wait(now))
 	}
 	for now = now.Add(time.Hour); p.wait(now) <= 0; admitted++ {
-		p.admit(now)
+		p.countEvent(now)
 	}
 	if admitted != 2*handoverBurst {
 		t.Errorf("after a pause: %d", admitted-handoverBurst)
@@ -114,7 +115,7 @@ func TestPublishAfterAnUnpublishThatTimedOut(t *testing.T) {
 	s.active[idOf(v.Target)] = stuck
 	ended, end := context.WithTimeout(ctx, time.Millisecond)
 	defer end()
-	if err := s.stop(ended, v.Target); !fault.Is(err, fault.Busy) {
+	if err := s.stopReconciler(ended, v.Target); !fault.Is(err, fault.Busy) {
 		t.Fatalf("stop: %v", err)
 	}
 	if r, err := s.reconcile(ended, v); !fault.Is(err, fault.Busy) {
@@ -132,34 +133,34 @@ func TestPublishAfterAnUnpublishThatTimedOut(t *testing.T) {
 func TestExitsAreCountedOnceByReason(t *testing.T) {
 	for _, tc := range []struct {
 		name             string
-		state            State
+		state            status.State
 		serving, aborted bool
 		want, failure    string
 	}{
-		{"exit", Serving, true, false, exitExit, ReasonExited},
-		{"hang", Unresponsive, true, true, exitHang, ReasonUnresponsive},
-		{"start", Starting, false, true, exitStart, ReasonUnresponsive},
-		{"seen by an earlier driver", Unknown, false, false, "", ""},
+		{"exit", Serving, true, false, exitExit, status.ReasonExited},
+		{"hang", status.Unresponsive, true, true, exitHang, status.ReasonUnresponsive},
+		{"start", status.Starting, false, true, exitStart, status.ReasonUnresponsive},
+		{"seen by an earlier driver", status.Unknown, false, false, "", ""},
 		{"a descriptor that was not taken", Waiting, false, false, "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := testReconciler(t, connections{})
-			r.set(tc.state)
+			r.setState(tc.state)
 			r.serving = tc.serving
 			if tc.aborted {
-				if err := r.abort(t.Context(), own{n: 1}); err != nil {
+				if err := r.abortClient(t.Context(), fileSystem{n: 1}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			r.exited(tc.aborted)
-			r.exited(false) // it is repeated until the file system is removed
-			p := r.current()
+			r.recordExit(tc.aborted)
+			r.recordExit(false) // it is repeated until the file system is removed
+			p := r.currentProgress()
 			want := Exited
 			if tc.state == Waiting {
 				want = Waiting
 			}
-			if p.State != want || (p.Failure == nil) != (tc.failure == "") || p.Failure != nil && p.Failure.Reason != tc.failure {
-				t.Errorf("%+v, %+v", p, p.Failure)
+			if p.state != want || (p.lastFailure == nil) != (tc.failure == "") || p.lastFailure != nil && p.lastFailure.Reason != tc.failure {
+				t.Errorf("%+v, %+v", p, p.lastFailure)
 			}
 			for _, reason := range []string{exitExit, exitHang, exitStart} {
 				want := 0.0
@@ -177,22 +178,22 @@ func TestExitsAreCountedOnceByReason(t *testing.T) {
 // What is shown stays as it is for a volume that is being unpublished, and a failure that continues keeps its time.
 func TestProgress(t *testing.T) {
 	r := testReconciler(t, connections{})
-	r.set(Waiting)
-	r.fail(ReasonSocket, time.Time{}, "cannot listen")
-	first := r.current()
-	r.set(Waiting)
-	r.fail(ReasonSocket, time.Now(), "cannot listen")
-	again := r.current()
-	if again.Since != first.Since || again.Failure.Time != first.Failure.Time || again.Failure.Next.IsZero() {
-		t.Errorf("%+v %+v, then %+v %+v", first, first.Failure, again, again.Failure)
+	r.setState(Waiting)
+	r.recordFailure(ReasonSocket, time.Time{}, "cannot listen")
+	first := r.currentProgress()
+	r.setState(Waiting)
+	r.recordFailure(ReasonSocket, time.Now(), "cannot listen")
+	again := r.currentProgress()
+	if again.since != first.since || again.lastFailure.Since != first.lastFailure.Since || again.lastFailure.NextTry.IsZero() {
+		t.Errorf("%+v %+v, then %+v %+v", first, first.lastFailure, again, again.lastFailure)
 	}
-	r.handedOver()
-	if p := r.current(); p.State != Starting || p.Handovers != 1 || p.Failure == nil {
+	r.recordHandover()
+	if p := r.currentProgress(); p.state != status.Starting || p.handovers != 1 || p.lastFailure == nil {
 		t.Errorf("%+v", p)
 	}
-	r.set(Stopped)
-	r.set(Serving)
-	if p := r.current(); p.State != Stopped {
+	r.setState(Stopped)
+	r.setState(Serving)
+	if p := r.currentProgress(); p.state != Stopped {
 		t.Errorf("%+v", p)
 	}
 }
@@ -225,50 +226,17 @@ func answerNothing(fuse *os.File) {
 	}
 }
 
-// servedVolume is a volume whose client answers every request with an error.
-func servedVolume(t *testing.T) *reconciler {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts")
-	}
-	ns, dir := host.Own(), t.TempDir()
-	s, err := New(t.Context(), Options{Namespace: ns, Connections: connections{}, StateDir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
-	v := podvolume.Volume{Target: filepath.Join(dir, "pods/0b9c7f1e/volumes/kubernetes.io~csi/data/mount"), EmptyDir: "e", Socket: "s"}
-	n, fuse, err := s.mountClient(t.Context(), v, 0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answering := make(chan struct{})
-	go func() {
-		defer close(answering)
-		answerNothing(fuse)
-	}()
-	t.Cleanup(func() {
-		if err := discard(s.records.client(idOf(v.Target), n)); err != nil {
-			t.Error(err)
-		}
-		<-answering
-		fuse.Close()
-		if err := discard(s.records.mounts()); err != nil {
-			t.Error(err)
-		}
-	})
-	return newReconciler(s, v)
-}
-
 // A program that connects while another one has the descriptor waits for that one to exit. The driver does not read the mount table, and ask
 // the client, more than a few times for it.
 func TestWaitingForAnExitIsCheap(t *testing.T) {
 	t.Parallel()
-	r := servedVolume(t)
-	before := r.s.Namespace.Reads()
-	if err := r.free(t.Context()); !fault.Is(err, fault.Busy) {
+	k := newKubelet(t)
+	r := k.served()
+	before := r.s.ns.Reads()
+	if err := r.awaitFreed(t.Context()); !fault.Is(err, fault.Busy) {
 		t.Error(err)
 	}
-	if reads := r.s.Namespace.Reads() - before; reads == 0 || reads > 15 {
+	if reads := r.s.ns.Reads() - before; reads == 0 || reads > 15 {
 		t.Errorf("the mount table was read %d times", reads)
 	}
 }
@@ -276,14 +244,18 @@ func TestWaitingForAnExitIsCheap(t *testing.T) {
 // The file system of a client that cannot be shown at the target, as that of a hostile one, is not tried again with each look.
 func TestAClientThatCannotBeShownIsCheap(t *testing.T) {
 	t.Parallel()
-	r := servedVolume(t)
+	k := newKubelet(t)
+	r := k.served()
+	if err := host.Detach(r.volume.Target); err != nil {
+		t.Fatal(err)
+	}
 	look := func() int {
 		t.Helper()
-		before := r.s.Namespace.Reads()
-		if err := r.look(t.Context()); err != nil {
+		before := r.s.ns.Reads()
+		if err := r.lookAtClient(t.Context()); err != nil {
 			t.Error(err)
 		}
-		return r.s.Namespace.Reads() - before
+		return r.s.ns.Reads() - before
 	}
 	first := look()
 	r.replaceAt = r.replaceAt.Add(time.Hour)

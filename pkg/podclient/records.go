@@ -13,8 +13,6 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
@@ -87,7 +85,7 @@ func readRecord(file string) (v podvolume.Volume, err error) {
 	return v, nil
 }
 
-// all returns the records that can be read, and an error for the others.
+// all returns the records that can be read, or an error if none can. A request for the other volumes reports theirs.
 func (r records) all(ctx context.Context) (all []podvolume.Volume, err error) {
 	return host.Call(ctx, r.ns, "reading "+r.dir, nil, func() (all []podvolume.Volume, err error) {
 		entries, err := os.ReadDir(r.dir)
@@ -95,17 +93,16 @@ func (r records) all(ctx context.Context) (all []podvolume.Volume, err error) {
 			if !strings.HasSuffix(e.Name(), recordSuffix) {
 				continue
 			}
-			v, rerr := readRecord(filepath.Join(r.dir, e.Name()))
-			if rerr != nil {
+			if v, rerr := readRecord(filepath.Join(r.dir, e.Name())); rerr != nil {
 				err = errors.Join(err, rerr)
-				continue
+			} else {
+				all = append(all, v)
 			}
-			all = append(all, v)
 		}
-		if len(all) > 0 && err != nil {
-			return all, nil //nolint:nilerr // a request for the other volume reports it
+		if len(all) > 0 {
+			return all, nil //nolint:nilerr // see above
 		}
-		return all, err
+		return nil, err
 	})
 }
 
@@ -128,14 +125,14 @@ func (r records) remove(ctx context.Context, target string) error {
 	})
 }
 
-// own is one of a volume's mounts in its own directory.
-type own struct {
-	host.Mount
-	n uint64 // of the client; 0: the empty file system
+// fileSystem is one of a volume's mounts in the driver's directory.
+type fileSystem struct {
+	mount host.Mount
+	n     uint64 // of the client; 0: the empty file system
 }
 
 // of returns a volume's mounts in the mount table, in the order of the table.
-func (r records) of(mounts []host.Mount, id string) (all []own) {
+func (r records) of(mounts []host.Mount, id string) (all []fileSystem) {
 	place, source := filepath.Join(r.mounts(), id)+".", sourceOf(id)
 	for _, m := range mounts {
 		rest, ok := strings.CutPrefix(m.Mountpoint, place)
@@ -143,37 +140,20 @@ func (r records) of(mounts []host.Mount, id string) (all []own) {
 			continue
 		}
 		if n, err := strconv.ParseUint(rest, 10, 64); err == nil && n > 0 {
-			all = append(all, own{m, n})
+			all = append(all, fileSystem{m, n})
 		} else if m.Mountpoint == r.empty(id) {
-			all = append(all, own{m, 0})
+			all = append(all, fileSystem{m, 0})
 		}
 	}
 	return all
 }
 
 // current returns the file system of the latest client; ok is false if there is none.
-func (r records) current(mounts []host.Mount, id string) (current own, ok bool) {
+func (r records) current(mounts []host.Mount, id string) (current fileSystem, ok bool) {
 	for _, m := range r.of(mounts, id) {
 		if m.n > 0 && m.n >= current.n {
 			current, ok = m, true
 		}
 	}
 	return current, ok
-}
-
-// discard detaches what is mounted at a place of a volume's own and removes its directory. It runs inside Do.
-func discard(dir string) error {
-	for {
-		err := host.Detach(dir)
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-			break
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }

@@ -3,113 +3,89 @@ package podclient
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
-	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
+	"github.com/s3-csi/s3-csi-driver/pkg/status"
 )
 
-// State is the state of a volume's client.
-type State string
-
-// The states of clients.
+// The states of clients that mounts do not have. The others are status.Unknown, status.Starting and status.Unresponsive.
 const (
-	Unknown      State = "unknown"      // the driver has just started and has not looked at it yet
-	Waiting      State = "waiting"      // no client has connected
-	Starting     State = "starting"     // it has the descriptor and has not answered yet
-	Serving      State = "serving"      // it answers
-	Unresponsive State = "unresponsive" // it answered before and does not now
-	Exited       State = "exited"       // it has exited, and no other one has connected
-	Stopped      State = "stopped"      // the volume is being unpublished
+	Waiting status.State = "waiting" // no client has connected
+	Serving status.State = "serving" // it answers
+	Exited  status.State = "exited"  // it has exited, and no other one has connected
+	Stopped status.State = "stopped" // the volume is being unpublished
 )
 
-func states() []State {
-	return []State{Unknown, Waiting, Starting, Serving, Unresponsive, Exited, Stopped}
+func states() []status.State {
+	return []status.State{status.Unknown, Waiting, status.Starting, Serving, status.Unresponsive, Exited, Stopped}
 }
 
-// Reasons of failures.
+// The reasons of failures that mounts do not have. The others are status.ReasonExited, status.ReasonUnresponsive and status.ReasonReconcile.
 const (
-	ReasonExited       = "exited"       // the client has exited
-	ReasonUnresponsive = "unresponsive" // the client does not answer, or its connection was aborted for that
-	ReasonRefused      = "refused"      // a program that connected did not get the descriptor
-	ReasonSocket       = "socket"       // the driver cannot listen
-	ReasonReconcile    = "reconcile"    // the driver could not show the client's file system
+	ReasonRefused = "refused" // a program that connected did not get the descriptor
+	ReasonSocket  = "socket"  // the driver cannot listen
 )
 
-// Failure is something that went wrong.
-type Failure struct {
-	Reason  string // one of Reason…
-	Message string
-	Time    time.Time
-	// Next is when the driver tries again or gives the client up; zero: the client has to connect again.
-	Next time.Time
+// progress is what the driver remembers of a volume's clients since it started.
+type progress struct {
+	state       status.State
+	since       time.Time // of state
+	handovers   int
+	lastFailure *status.Problem // is not changed any more
 }
 
-// Progress is what the driver remembers of a volume's clients since it started.
-type Progress struct {
-	State     State
-	Since     time.Time // of State
-	Handovers int       // descriptors that were passed
-	// Failure is the last one; nil: none. It stays when the client serves again.
-	Failure *Failure
-}
-
-// Report is a volume and the state of its client.
-type Report struct {
-	podvolume.Volume
-	Progress
-}
-
-// current returns what the driver remembers. The failure is not changed any more.
-func (r *reconciler) current() Progress {
+func (r *reconciler) currentProgress() progress {
 	r.progressMu.Lock()
 	defer r.progressMu.Unlock()
 	return r.progress
 }
 
-// set sets the state. A volume that is being unpublished stays so.
-func (r *reconciler) set(s State) {
+// setState sets the state. A volume that is being unpublished stays so.
+func (r *reconciler) setState(s status.State) {
 	r.progressMu.Lock()
 	defer r.progressMu.Unlock()
-	if r.progress.State != s && r.progress.State != Stopped {
-		r.progress.State, r.progress.Since = s, time.Now()
+	if r.progress.state != s && r.progress.state != Stopped {
+		r.progress.state, r.progress.since = s, time.Now().UTC()
 	}
 }
 
-// fail remembers a failure. The time of one that continues stays.
-func (r *reconciler) fail(reason string, next time.Time, format string, args ...any) {
-	f := &Failure{Reason: reason, Message: fmt.Sprintf(format, args...), Time: time.Now(), Next: next}
+// recordFailure remembers a failure. next is when the driver tries again or gives the client up; zero: the client has to connect again.
+// The time of a failure that continues stays.
+func (r *reconciler) recordFailure(reason string, next time.Time, message string) {
+	f := &status.Problem{Reason: reason, Message: message, Since: time.Now().UTC(), NextTry: next.UTC()}
 	r.progressMu.Lock()
 	defer r.progressMu.Unlock()
-	if old := r.progress.Failure; old != nil && old.Reason == f.Reason && old.Message == f.Message && old.Time.After(r.progress.Since) {
-		f.Time = old.Time
+	if old := r.progress.lastFailure; old != nil && old.Reason == reason && old.Message == message && old.Since.After(r.progress.since) {
+		f.Since = old.Since
 	}
-	r.progress.Failure = f
+	r.progress.lastFailure = f
 }
 
-// handedOver counts a descriptor that was passed.
-func (r *reconciler) handedOver() {
+// recordHandover counts a descriptor that was passed.
+func (r *reconciler) recordHandover() {
 	r.s.metrics.handovers.WithLabelValues(resultPassed).Inc()
-	r.set(Starting)
+	r.setState(status.Starting)
 	r.progressMu.Lock()
 	defer r.progressMu.Unlock()
-	r.progress.Handovers++
+	r.progress.handovers++
 }
 
-// exited records that the current client has exited, once for each.
-func (r *reconciler) exited(aborted bool) {
-	switch r.current().State {
-	case Unknown: // an earlier driver saw it
-		r.set(Exited)
+// recordExit records that the current client has exited, once for each.
+func (r *reconciler) recordExit(aborted bool) {
+	switch r.currentProgress().state {
+	case status.Unknown: // an earlier driver saw it
+		r.setState(Exited)
 		return
 	case Waiting, Exited, Stopped: // Waiting: the program did not take the descriptor
 		return
-	case Starting, Serving, Unresponsive:
+	default:
 	}
-	r.set(Exited)
+	r.setState(Exited)
 	reason := exitExit
 	switch {
 	case !aborted:
@@ -117,7 +93,7 @@ func (r *reconciler) exited(aborted bool) {
 		if !r.serving {
 			what = "the client has exited before it answered"
 		}
-		r.fail(ReasonExited, time.Time{}, "%s; its container's log has the reason", what)
+		r.recordFailure(status.ReasonExited, time.Time{}, what+"; its container's log has the reason")
 	case r.serving:
 		reason = exitHang
 	default:
@@ -127,20 +103,25 @@ func (r *reconciler) exited(aborted bool) {
 }
 
 // Reports returns all published volumes with the states of their clients. It waits for no client.
-func (s *Server) Reports(ctx context.Context) ([]Report, error) {
+func (s *Server) Reports(ctx context.Context) ([]status.PodClient, error) {
 	volumes, err := s.records.all(ctx)
 	if err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make([]Report, 0, len(volumes))
+	all := make([]status.PodClient, 0, len(volumes))
 	for _, v := range volumes {
-		p := Progress{State: Unknown}
+		p := progress{state: status.Unknown}
 		if r := s.active[idOf(v.Target)]; r != nil {
-			p = r.current()
+			p = r.currentProgress()
 		}
-		all = append(all, Report{v, p})
+		_, uid, _ := v.Pod()
+		all = append(all, status.PodClient{
+			VolumeID: v.VolumeID, Target: v.Target, ReadOnly: v.ReadOnly, EmptyDir: v.EmptyDir, Socket: v.Socket,
+			Pod: status.Pod{Namespace: v.PodNamespace, Name: v.PodName, UID: uid}, Volume: filepath.Base(filepath.Dir(v.Target)),
+			State: p.state, Since: p.since, Handovers: p.handovers, LastFailure: p.lastFailure,
+		})
 	}
 	return all, nil
 }
@@ -149,20 +130,17 @@ func (s *Server) Reports(ctx context.Context) ([]Report, error) {
 // there.
 func (s *Server) Health(ctx context.Context, volumeID, target string) (found []mount.Condition, err error) {
 	if target != "" {
-		target = s.Resolve(target)
+		target = s.opts.Resolve(target)
 	}
 	all, err := s.Reports(ctx)
 	if err != nil {
 		return nil, err
 	}
 	published := false
-	for _, r := range all {
-		if r.VolumeID != volumeID || target != "" && r.Target != target {
-			continue
-		}
-		published = true
-		if c := r.condition(); c.Reason != "" {
-			found = append(found, c)
+	for _, c := range all {
+		if c.VolumeID == volumeID && (target == "" || c.Target == target) {
+			published = true
+			found = append(found, conditions(c)...)
 		}
 	}
 	if !published {
@@ -171,27 +149,27 @@ func (s *Server) Health(ctx context.Context, volumeID, target string) (found []m
 	return found, nil
 }
 
-// condition returns what is wrong with a volume; the zero value: nothing.
-func (r Report) condition() mount.Condition {
+// conditions returns what is wrong with a volume.
+func conditions(p status.PodClient) []mount.Condition {
 	c := mount.Condition{Inaccessible: true, Reason: mount.ReasonNoClient}
-	switch r.State {
-	case Serving, Unknown:
-		return mount.Condition{}
+	switch p.State {
 	case Waiting:
-		c.Message = fmt.Sprintf("no program of the pod has connected to the socket %s in the emptyDir volume %s", r.Socket, r.EmptyDir)
-	case Starting:
+		c.Message = fmt.Sprintf("no program of the pod has connected to the socket %s in the emptyDir volume %s", p.Socket, p.EmptyDir)
+	case status.Starting:
 		c.Message = "the client in the pod has the descriptor and has not answered yet"
-	case Unresponsive:
+	case status.Unresponsive:
 		c.Reason, c.Message = mount.ReasonUnresponsive, "the client in the pod does not answer"
 	case Exited:
 		c.Reason, c.Message = mount.ReasonStale, "the client in the pod has exited"
 	case Stopped:
 		c.Message = "the volume is being unpublished"
+	default:
+		return nil
 	}
-	if f := r.Failure; f != nil && r.State != Unresponsive && r.State != Stopped {
+	if f := p.LastFailure; f != nil && p.State != status.Unresponsive && p.State != Stopped {
 		c.Message += "; last failure: " + f.Message
 	}
-	return c
+	return []mount.Condition{c}
 }
 
 // The values of labels.
@@ -217,7 +195,8 @@ func newMetrics() metrics {
 		}, []string{"result"}),
 		prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "s3csi_pod_client_exits_total",
-			Help: "Clients in pods that exited, by reason: exit, hang (aborted: it did not answer for --hang-timeout), start (aborted: no first answer within --mount-timeout).",
+			Help: "Clients in pods that exited, by reason: exit, hang (aborted: it did not answer for --hang-timeout), " +
+				"start (aborted: no first answer within --mount-timeout).",
 		}, []string{"reason"}),
 	}
 	for _, result := range []string{resultPassed, resultRefused} {
@@ -241,8 +220,8 @@ func SampleCollectors() []prometheus.Collector { return (&Server{metrics: newMet
 type gauge struct{ s *Server }
 
 func clientsDesc() *prometheus.Desc {
-	return prometheus.NewDesc("s3csi_pod_clients",
-		"Volumes on this node with a client in the user's own pod, by the state of the client: unknown, waiting, starting, serving, unresponsive, exited, stopped.", []string{"state"}, nil)
+	return prometheus.NewDesc("s3csi_pod_clients", "Volumes on this node with a client in the user's own pod, by the state of the client: "+
+		"unknown, waiting, starting, serving, unresponsive, exited, stopped.", []string{"state"}, nil)
 }
 
 // Describe implements prometheus.Collector.
@@ -250,10 +229,10 @@ func (g gauge) Describe(ch chan<- *prometheus.Desc) { ch <- clientsDesc() }
 
 // Collect implements prometheus.Collector.
 func (g gauge) Collect(ch chan<- prometheus.Metric) {
-	count := map[State]int{}
+	count := map[status.State]int{}
 	g.s.mu.Lock()
 	for _, r := range g.s.active {
-		count[r.current().State]++
+		count[r.currentProgress().state]++
 	}
 	g.s.mu.Unlock()
 	for _, state := range states() {

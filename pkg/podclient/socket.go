@@ -1,7 +1,6 @@
 package podclient
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -18,9 +17,6 @@ import (
 // backlog is how many programs may wait for an answer.
 const backlog = 8
 
-// fileID identifies a file of the host.
-type fileID struct{ device, inode uint64 }
-
 // emptyDirReady returns nil if kubelet has made the emptyDir volume, fault.NotFound if not. It runs inside Do.
 func emptyDirReady(root string, v podvolume.Volume) error {
 	// kubelet owns the directories on the way, so only the volume itself is opened without following links.
@@ -36,7 +32,7 @@ func emptyDirReady(root string, v podvolume.Volume) error {
 
 // openSocketDir opens the emptyDir volume without following symbolic links.
 func openSocketDir(root string, v podvolume.Volume) (*os.File, error) {
-	dir, err := host.OpenTarget(root, v.SocketDir(), false)
+	dir, err := host.OpenTarget(root, v.SocketDir())
 	if err != nil {
 		kind := fault.Precondition
 		if fault.Is(err, fault.NotFound) || errors.Is(err, unix.ENOENT) {
@@ -47,41 +43,54 @@ func openSocketDir(root string, v podvolume.Volume) (*os.File, error) {
 	return dir, nil
 }
 
+// listener is the volume's socket.
+type listener struct {
+	accepts *net.UnixListener // nil: closed
+	file    os.FileInfo
+}
+
+func (l *listener) close() {
+	if l.accepts != nil {
+		l.accepts.Close()
+		l.accepts = nil
+	}
+}
+
 // listen makes the socket in the emptyDir volume, which every user in the pod may connect to, and replaces what has its name. The pod's
 // containers can change the volume at any time; no step follows a link of theirs.
-func listen(root string, v podvolume.Volume) (_ *net.UnixListener, id fileID, err error) {
+func listen(root string, v podvolume.Volume) (l listener, err error) {
 	dir, err := openSocketDir(root, v)
 	if err != nil {
-		return nil, id, err
+		return l, err
 	}
 	defer dir.Close()
 	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return nil, id, err
+		return l, err
 	}
 	file := os.NewFile(uintptr(socket), v.Socket)
 	defer file.Close()
 	if err := unlink(dir, v.Socket); err != nil {
-		return nil, id, err
+		return l, err
 	}
 	// The path of a socket is at most 107 bytes long, and kubelet's is longer. bind(2) follows no link in the last component.
-	path := fmt.Sprintf("/proc/thread-self/fd/%d/%s", dir.Fd(), v.Socket)
+	path := pathIn(dir, v.Socket)
 	if err := bindOpen(socket, path); err != nil {
-		return nil, id, fmt.Errorf("making the socket %s in the emptyDir volume %s: %w", v.Socket, v.EmptyDir, err)
+		return l, fmt.Errorf("making the socket %s in the emptyDir volume %s: %w", v.Socket, v.EmptyDir, err)
 	}
 	if err := unix.Listen(socket, backlog); err != nil {
-		return nil, id, err
+		return l, err
 	}
-	if id, err = identify(dir, v.Socket); err != nil {
-		return nil, id, err
+	if l.file, err = os.Lstat(path); err != nil {
+		return l, err
 	}
-	l, err := net.FileListener(file)
+	made, err := net.FileListener(file)
 	if err != nil {
-		return nil, id, err
+		return l, err
 	}
-	unixListener := l.(*net.UnixListener) //nolint:forcetypeassert // of a UNIX socket
-	unixListener.SetUnlinkOnClose(false)
-	return unixListener, id, nil
+	l.accepts = made.(*net.UnixListener) //nolint:forcetypeassert // of a UNIX socket
+	l.accepts.SetUnlinkOnClose(false)
+	return l, nil
 }
 
 // bindOpen binds a socket whose file every user may write to. It runs on a thread that ends afterwards.
@@ -100,21 +109,20 @@ func unlink(dir *os.File, name string) error {
 	return nil
 }
 
-func identify(dir *os.File, name string) (fileID, error) {
-	var st unix.Stat_t
-	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
-	return fileID{st.Dev, st.Ino}, err
+// pathIn returns a path to a file of an open directory. It is valid on the calling thread.
+func pathIn(dir *os.File, name string) string {
+	return fmt.Sprintf("/proc/thread-self/fd/%d/%s", dir.Fd(), name)
 }
 
-// isBound reports whether the name of the socket is still that of this file. It runs inside Do.
-func isBound(root string, v podvolume.Volume, id fileID) bool {
+// isBound reports whether the name of the socket is still that of its file. It runs inside Do.
+func (l listener) isBound(root string, v podvolume.Volume) bool {
 	dir, err := openSocketDir(root, v)
 	if err != nil {
 		return false
 	}
 	defer dir.Close()
-	now, err := identify(dir, v.Socket)
-	return err == nil && now == id
+	now, err := os.Lstat(pathIn(dir, v.Socket))
+	return err == nil && os.SameFile(now, l.file)
 }
 
 // removeSocket removes the socket. The emptyDir volume may be gone. It runs inside Do.
@@ -182,15 +190,4 @@ func peerBehind(socket int, podUID string) (p peer, err error) {
 		return p, fmt.Errorf("process %d is of pod %q: %w", p.pid, uid, errForeignPeer)
 	}
 	return p, nil
-}
-
-// onOwnThread runs fn in the host's mount namespace, on a thread that ends afterwards.
-func onOwnThread[T any](ctx context.Context, ns *host.Namespace, what string, drop func(T), fn func() (T, error)) (T, error) {
-	return host.Call(ctx, ns, what, drop, func() (v T, err error) {
-		if ns.Foreign() {
-			return fn() // is on such a thread
-		}
-		host.OnThrowawayThread(func() { v, err = fn() })
-		return v, err
-	})
 }

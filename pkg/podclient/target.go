@@ -17,6 +17,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/heal"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 )
@@ -31,10 +32,10 @@ const (
 	maxFormer = 8
 )
 
-// show makes sure that the volume's empty file system exists and that something of the volume is mounted at its target.
-func (s *Server) show(ctx context.Context, v podvolume.Volume) error {
+// showVolume makes sure that the volume's empty file system exists and that something of the volume is mounted at its target.
+func (s *Server) showVolume(ctx context.Context, v podvolume.Volume) error {
 	id := idOf(v.Target)
-	mounts, err := s.Namespace.Mounts(ctx)
+	mounts, err := s.ns.Mounts(ctx)
 	if err != nil {
 		return err
 	}
@@ -46,9 +47,13 @@ func (s *Server) show(ctx context.Context, v podvolume.Volume) error {
 	if have && mounted {
 		return nil
 	}
-	return s.Namespace.Do(ctx, "mounting the empty file system of "+v.Target, func() error {
+	return s.ns.Do(ctx, "mounting the empty file system of "+v.Target, func() error {
 		if !have {
-			if err := s.mountEmpty(v); err != nil {
+			place := s.records.empty(id)
+			if err := makeDir(place); err != nil {
+				return err
+			}
+			if err := host.MountEmpty(place, sourceOf(id), v.SELinuxContext); err != nil {
 				return err
 			}
 			failpoint.Here("podclient.empty")
@@ -60,21 +65,11 @@ func (s *Server) show(ctx context.Context, v podvolume.Volume) error {
 	})
 }
 
-func (s *Server) mountEmpty(v podvolume.Volume) error {
-	id := idOf(v.Target)
-	dir, err := makeDir(s.records.empty(id))
-	if err != nil {
+func makeDir(path string) error {
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
-	defer dir.Close()
-	return host.MountEmpty(dir, sourceOf(id), v.SELinuxContext)
-}
-
-func makeDir(path string) (*os.File, error) {
-	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return nil, err
-	}
-	return host.OpenDir(path)
+	return nil
 }
 
 func (s *Server) bindEmpty(v podvolume.Volume) error {
@@ -83,7 +78,7 @@ func (s *Server) bindEmpty(v podvolume.Volume) error {
 		return err
 	}
 	defer empty.Close()
-	target, err := host.OpenTarget(s.TargetRoot, v.Target, true)
+	target, err := host.MakeTarget(s.opts.TargetRoot, v.Target)
 	if err != nil {
 		return err
 	}
@@ -91,13 +86,13 @@ func (s *Server) bindEmpty(v podvolume.Volume) error {
 	return host.Bind(empty, target, host.BindAttrs{ReadOnly: v.ReadOnly, Shared: true})
 }
 
-// mountClient mounts a FUSE file system for the next client of a volume, which runs as these users. It returns the client's number and
+// mountClient mounts a FUSE file system for the next client of a volume, which is that peer's. It returns the client's number and
 // descriptor. It goes on when ctx ends, because unpublish, which ends it, must find the mount.
-func (s *Server) mountClient(ctx context.Context, v podvolume.Volume, uid, gid uint32) (n uint64, fuse *os.File, err error) {
+func (s *Server) mountClient(ctx context.Context, v podvolume.Volume, p peer) (n uint64, fuse *os.File, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), mountBound)
 	defer cancel()
 	id := idOf(v.Target)
-	mounts, err := s.Namespace.Mounts(ctx)
+	mounts, err := s.ns.Mounts(ctx)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -105,44 +100,45 @@ func (s *Server) mountClient(ctx context.Context, v podvolume.Volume, uid, gid u
 	n = last.n + 1
 	path := s.records.client(id, n)
 	drop := func(f *os.File) { f.Close() } // which leaves a stale mount, to be removed like that of a client that exited
-	fuse, err = host.Call(ctx, s.Namespace, "mounting the file system of the client of "+v.Target, drop, func() (*os.File, error) {
+	fuse, err = host.Call(ctx, s.ns, "mounting the file system of the client of "+v.Target, drop, func() (*os.File, error) {
 		failpoint.Here("podclient.mounting")
-		dir, err := makeDir(path)
-		if err != nil {
+		if err := makeDir(path); err != nil {
 			return nil, err
 		}
-		defer dir.Close()
-		fuse, err := host.OpenFuse()
-		if err != nil {
-			return nil, err
+		m := host.FuseMount{Source: sourceOf(id), UID: p.uid, GID: p.gid, ReadOnly: v.ReadOnly, SELinuxContext: v.SELinuxContext}
+		fuse, err := host.NewFuseMount(path, m)
+		if err == nil {
+			failpoint.Here("podclient.mounted")
 		}
-		err = host.MountFuse(fuse, dir, host.FuseMount{Source: sourceOf(id), UID: uid, GID: gid, ReadOnly: v.ReadOnly, SELinuxContext: v.SELinuxContext})
-		if err != nil {
-			fuse.Close()
-			return nil, err
-		}
-		failpoint.Here("podclient.mounted")
-		return fuse, nil
+		return fuse, err
 	})
 	return n, fuse, err
 }
 
-// replace shows one of a volume's file systems instead of its others, at the target only or everywhere. again is true if something could not
+// extent is where a volume's file systems are replaced.
+type extent int
+
+const (
+	everywhere extent = iota
+	atTarget
+)
+
+// replaceShown shows one of a volume's file systems instead of its others. again is true if something could not
 // be replaced that a later call may replace.
-func (s *Server) replace(ctx context.Context, v podvolume.Volume, with own, targetOnly bool) (again bool, err error) {
+func (s *Server) replaceShown(ctx context.Context, v podvolume.Volume, with fileSystem, where extent) (again bool, err error) {
 	id := idOf(v.Target)
 	pub := state.Publication{Target: v.Target, VolumeID: v.VolumeID, ReadOnly: v.ReadOnly}
 	next := func(ctx context.Context) (host.Swap, []host.Mount, error) {
-		mounts, err := s.Namespace.Mounts(ctx)
+		mounts, err := s.ns.Mounts(ctx)
 		if err != nil {
 			return host.Swap{}, nil, err
 		}
 		former := map[uint32]bool{}
 		for _, m := range s.records.of(mounts, id) {
-			former[m.Minor] = m.Minor != with.Minor
+			former[m.mount.Minor] = m.mount.Minor != with.mount.Minor
 		}
 		stale := func(m host.Mount) bool { return m.Major == 0 && m.Source == sourceOf(id) && former[m.Minor] }
-		return host.Swap{Source: with.Mount, Stale: stale}, mounts, nil
+		return host.Swap{Source: with.mount, Stale: stale}, mounts, nil
 	}
 	count := func(all []host.Swapped) (replaced int) {
 		again = false
@@ -159,8 +155,8 @@ func (s *Server) replace(ctx context.Context, v podvolume.Volume, with own, targ
 		}
 		return replaced
 	}
-	if !targetOnly {
-		err := heal.Replace(ctx, s.Namespace, heal.PlacesOf([]state.Publication{pub}), next, count)
+	if where == everywhere {
+		err := heal.Rounds{Namespace: s.ns, Next: next, Count: count}.Replace(ctx, heal.PlacesOf([]state.Publication{pub}))
 		return again || err != nil, err
 	}
 	swap, _, err := next(ctx)
@@ -168,73 +164,61 @@ func (s *Server) replace(ctx context.Context, v podvolume.Volume, with own, targ
 		return true, err
 	}
 	swap.Bound = abortBound
-	all, err := s.Namespace.SwapHere(ctx, swap, func(m host.Mount) bool { return m.Mountpoint == v.Target })
+	all, err := s.ns.SwapHere(ctx, swap, func(m host.Mount) bool { return m.Mountpoint == v.Target })
 	count(all)
 	return again || err != nil, err
 }
 
-// prune unmounts the file systems of clients, except that of the client keep, that show nowhere any more; and the oldest if there are too
+// pruneFormer unmounts the file systems of clients, except that of the client keep, that show nowhere any more; and the oldest if there are too
 // many, whose copies are then not replaced any more.
-func (s *Server) prune(ctx context.Context, v podvolume.Volume, keep uint64) error {
-	mounts, err := s.Namespace.Mounts(ctx)
+func (s *Server) pruneFormer(ctx context.Context, v podvolume.Volume, keep uint64) error {
+	mounts, err := s.ns.Mounts(ctx)
 	if err != nil {
 		return err
 	}
-	former := slices.DeleteFunc(s.records.of(mounts, idOf(v.Target)), func(m own) bool { return m.n == 0 || m.n == keep })
-	slices.SortFunc(former, func(a, b own) int { return cmp.Compare(a.n, b.n) })
+	former := slices.DeleteFunc(s.records.of(mounts, idOf(v.Target)), func(m fileSystem) bool { return m.n == 0 || m.n == keep })
+	slices.SortFunc(former, func(a, b fileSystem) int { return cmp.Compare(a.n, b.n) })
 	var errs []error
 	for i, m := range former {
+		var shownAt string
 		var err error
-		unused := len(former)-i > maxFormer
-		if !unused && !shownBeside(mounts, m) {
-			var where string
-			where, err = s.Namespace.ShownInOtherNamespaces(ctx, "looking for copies of former clients' mounts", func(mnt host.Mount) bool { return mnt.Major == 0 && mnt.Minor == m.Minor })
-			unused = err == nil && where == ""
+		if len(former)-i <= maxFormer {
+			shownAt, err = s.places.ShownElsewhere(ctx, mounts, pins.Devices{m.mount.Minor: true})
 		}
-		if unused {
-			err = s.Namespace.Do(ctx, "removing "+m.Mountpoint, func() error { return discard(m.Mountpoint) })
+		if err == nil && shownAt == "" {
+			err = s.ns.Do(ctx, "removing "+m.mount.Mountpoint, func() error { return host.RemoveMountPoint(m.mount.Mountpoint) })
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// shownBeside reports whether a mount table has another mount of m's file system.
-func shownBeside(mounts []host.Mount, m own) bool {
-	for _, other := range mounts {
-		if other.Major == 0 && other.Minor == m.Minor && other.Mountpoint != m.Mountpoint {
-			return true
-		}
-	}
-	return false
-}
-
-// abort ends the connection of one of a volume's clients, which is mounted: so its number belongs to it.
-func (s *Server) abort(ctx context.Context, m own) error {
+// abortConnection ends the connection of one of a volume's clients, which is mounted: so its number belongs to it.
+func (s *Server) abortConnection(ctx context.Context, m fileSystem) error {
 	ctx, cancel := context.WithTimeout(ctx, abortBound)
 	defer cancel()
-	if err := s.Connections.Abort(ctx, m.Minor); err != nil {
-		return fmt.Errorf("aborting the connection of the client at %s: %w", m.Mountpoint, err)
+	if err := s.opts.Connections.Abort(ctx, m.mount.Minor); err != nil {
+		return fmt.Errorf("aborting the connection of the client at %s: %w", m.mount.Mountpoint, err)
 	}
 	return nil
 }
 
-// remove takes everything of a volume away, the record last. It can be repeated.
-func (s *Server) remove(ctx context.Context, v podvolume.Volume) error {
+// removeVolume takes everything of a volume away, the record last. It can be repeated.
+func (s *Server) removeVolume(ctx context.Context, v podvolume.Volume) error {
 	id := idOf(v.Target)
-	if err := s.stop(ctx, v.Target); err != nil {
+	if err := s.stopReconciler(ctx, v.Target); err != nil {
 		return err
 	}
-	if err := s.Namespace.Do(ctx, "removing the socket of "+v.Target, func() error { return removeSocket(s.TargetRoot, v) }); err != nil {
+	if err := s.ns.Do(ctx, "removing the socket of "+v.Target, func() error { return removeSocket(s.opts.TargetRoot, v) }); err != nil {
 		return err
 	}
-	mounts, err := s.Namespace.Mounts(ctx)
+	mounts, err := s.ns.Mounts(ctx)
 	if err != nil {
 		return err
 	}
 	for _, m := range s.records.of(mounts, id) {
 		if m.n > 0 {
-			if err := s.abort(ctx, m); err != nil {
+			if err := s.abortConnection(ctx, m); err != nil {
 				return err
 			}
 		}
@@ -243,17 +227,17 @@ func (s *Server) remove(ctx context.Context, v podvolume.Volume) error {
 	if err := s.unmountTarget(ctx, v); err != nil {
 		return err
 	}
-	err = s.Namespace.Do(ctx, "unmounting the file systems of "+v.Target, func() error {
+	err = s.ns.Do(ctx, "unmounting the file systems of "+v.Target, func() error {
 		places, err := filepath.Glob(filepath.Join(s.records.mounts(), id) + ".*")
 		if err != nil {
 			return err
 		}
 		for _, dir := range places {
-			if err := discard(dir); err != nil {
+			if err := host.RemoveMountPoint(dir); err != nil {
 				return err
 			}
 		}
-		return host.RemoveTarget(s.TargetRoot, v.Target)
+		return host.RemoveTarget(s.opts.TargetRoot, v.Target)
 	})
 	if err != nil {
 		return err
@@ -261,14 +245,16 @@ func (s *Server) remove(ctx context.Context, v podvolume.Volume) error {
 	if err := s.records.remove(ctx, v.Target); err != nil {
 		return err
 	}
-	s.forget(v.Target)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.active, idOf(v.Target))
 	return nil
 }
 
 // unmountTarget detaches the volume's mounts at its target. Their connections are aborted, so nothing that could be stored is lost.
 func (s *Server) unmountTarget(ctx context.Context, v podvolume.Volume) error {
 	for failed := 0; ; {
-		mounts, err := s.Namespace.Mounts(ctx)
+		mounts, err := s.ns.Mounts(ctx)
 		if err != nil {
 			return err
 		}
@@ -279,13 +265,14 @@ func (s *Server) unmountTarget(ctx context.Context, v podvolume.Volume) error {
 		if top.Source != sourceOf(idOf(v.Target)) {
 			return errForeign(v.Target, top)
 		}
-		err = s.Namespace.Do(ctx, "unmounting "+v.Target, func() error { return host.DetachTarget(s.TargetRoot, v.Target) })
+		err = s.ns.Do(ctx, "unmounting "+v.Target, func() error { return host.DetachTarget(s.opts.TargetRoot, v.Target) })
 		switch {
 		case err == nil:
 		case !errors.Is(err, unix.EINVAL) && !fault.Is(err, fault.NotFound):
 			return err
 		case failed == maxFailedUnmounts:
-			return fault.Errorf(fault.Precondition, "target %s is mounted but cannot be unmounted; does a mount on a directory above it hide it? %w", v.Target, err)
+			return fault.Errorf(fault.Precondition, "target %s is mounted but cannot be unmounted; does a mount on a directory above it hide it? %w",
+				v.Target, err)
 		default: // it was unmounted meanwhile
 			failed++
 		}

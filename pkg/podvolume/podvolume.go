@@ -67,7 +67,8 @@ var socketName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 func ParseAttributes(context map[string]string) (emptyDir, socket string, err error) {
 	for _, key := range slices.Sorted(maps.Keys(context)) {
 		if key != AttributeEmptyDir && key != AttributeSocket && !strings.HasPrefix(key, kubernetesPrefix) {
-			return "", "", fault.Field("volume_context."+key, "is not an attribute of a volume that a client in the pod serves: it has only %s and %s, and its client takes everything else from its own container", AttributeEmptyDir, AttributeSocket)
+			return "", "", fault.Field("volume_context."+key, "is not an attribute of a volume that a client in the pod serves: "+
+				"it has only %s and %s, and its client takes everything else from its own container", AttributeEmptyDir, AttributeSocket)
 		}
 	}
 	emptyDir, socket = context[AttributeEmptyDir], context[AttributeSocket]
@@ -77,9 +78,11 @@ func ParseAttributes(context map[string]string) (emptyDir, socket string, err er
 	case socket == "":
 		return "", "", fault.Field("volume_context."+AttributeSocket, "is missing: it is the file name of a socket in the emptyDir volume")
 	case !dnsLabel.MatchString(emptyDir):
-		return "", "", fault.Field("volume_context."+AttributeEmptyDir, "%.80q is not the name of a volume: at most 63 lowercase letters, digits and dashes", emptyDir)
+		return "", "", fault.Field("volume_context."+AttributeEmptyDir,
+			"%.80q is not the name of a volume: at most 63 lowercase letters, digits and dashes", emptyDir)
 	case len(socket) > maxSocket || !socketName.MatchString(socket):
-		return "", "", fault.Field("volume_context."+AttributeSocket, "%.80q is not a plain file name of at most %d letters, digits, dots, dashes and underscores", socket, maxSocket)
+		return "", "", fault.Field("volume_context."+AttributeSocket,
+			"%.80q is not a plain file name of at most %d letters, digits, dots, dashes and underscores", socket, maxSocket)
 	}
 	return emptyDir, socket, nil
 }

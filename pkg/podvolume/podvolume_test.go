@@ -69,7 +69,8 @@ func FuzzParseAttributes(f *testing.F) {
 			}
 			return
 		}
-		if dir := filepath.Dir(filepath.Join(v.SocketDir(), v.Socket)); filepath.Dir(dir) != "/k/pods/0b9c7f1e-53a4/volumes/kubernetes.io~empty-dir" || strings.ContainsAny(dir+socket, "\x00\n") {
+		dir := filepath.Dir(filepath.Join(v.SocketDir(), v.Socket))
+		if filepath.Dir(dir) != "/k/pods/0b9c7f1e-53a4/volumes/kubernetes.io~empty-dir" || strings.ContainsAny(dir+socket, "\x00\n") {
 			t.Fatalf("%q", filepath.Join(v.SocketDir(), v.Socket))
 		}
 	})

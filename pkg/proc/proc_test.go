@@ -59,7 +59,8 @@ func TestThisProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ruid, euid, ok := s.UIDs(); !ok || int(ruid) != os.Getuid() || int(euid) != os.Geteuid() || !s.Running() || s.Field("TracerPid") == "" || s.Field("Missing") != "" {
+	ruid, euid, ok := s.UIDs()
+	if !ok || int(ruid) != os.Getuid() || int(euid) != os.Geteuid() || !s.Running() || s.Field("TracerPid") == "" || s.Field("Missing") != "" {
 		t.Errorf("%s", s)
 	}
 	if used, err := CPUTime(pid); err != nil || used < 0 {
@@ -103,7 +104,8 @@ func TestStatusReaderReadsOneAfterTheOther(t *testing.T) {
 	for range 2 {
 		for _, pid := range []int{os.Getpid(), other.Process.Pid} {
 			status, err := reader.Read(pid)
-			if err != nil || !strings.HasPrefix(string(status), "Name:") || status.Field("Pid") != strconv.Itoa(pid) || strings.Count(string(status), "\nPid:") != 1 || !status.Running() {
+			if err != nil || !strings.HasPrefix(string(status), "Name:") || status.Field("Pid") != strconv.Itoa(pid) ||
+				strings.Count(string(status), "\nPid:") != 1 || !status.Running() {
 				t.Errorf("process %d: %v, %s", pid, err, status)
 			}
 		}

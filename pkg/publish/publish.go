@@ -352,9 +352,9 @@ func (p *Publisher) openTarget(ctx context.Context, path string) (dir *os.File, 
 		made bool
 	}
 	o, err := host.Call(ctx, p.Namespace, "opening the target", func(o opened) { o.dir.Close() }, func() (o opened, err error) {
-		if o.dir, err = host.OpenTarget(p.realRoot, path, false); fault.Is(err, fault.NotFound) {
+		if o.dir, err = host.OpenTarget(p.realRoot, path); fault.Is(err, fault.NotFound) {
 			o.made = true
-			o.dir, err = host.OpenTarget(p.realRoot, path, true)
+			o.dir, err = host.MakeTarget(p.realRoot, path)
 		}
 		return o, err
 	})

@@ -86,16 +86,10 @@ func (c *Copy) Binds(ctx context.Context) ([]Bind, error) {
 // view is the state of the copy on the host.
 type view struct {
 	binds  []Bind
-	copied string // the path of the copy
-	file   fileID
+	copied string      // the path of the copy
+	file   fs.FileInfo // of the copy
 	// state changes when a file that is mounted on is replaced.
 	state string
-}
-
-// fileID identifies a file as long as it exists.
-type fileID struct {
-	dev uint64
-	ino uint64
 }
 
 // refresh updates the copy and returns its state.
@@ -107,18 +101,13 @@ func (c *Copy) refresh(ctx context.Context) (view, error) {
 		return view{}, fmt.Errorf("the driver's resolv.conf for helpers: %w", context.Cause(ctx))
 	}
 	content, unread := c.read()
-	result := make(chan view, 1)
-	err := c.ns.Do(ctx, "copying the driver's resolv.conf to "+c.dir, func() error {
+	v, err := host.Call(ctx, c.ns, "copying the driver's resolv.conf to "+c.dir, nil, func() (view, error) {
 		if unread == nil {
 			if err := c.write(content); err != nil {
-				return err
+				return view{}, err
 			}
 		}
-		v, err := c.look()
-		if err == nil {
-			result <- v
-		}
-		return err
+		return c.inspect()
 	})
 	if err != nil {
 		return view{}, errors.Join(fmt.Errorf("the driver's resolv.conf for helpers: %w", err), unread)
@@ -126,7 +115,7 @@ func (c *Copy) refresh(ctx context.Context) (view, error) {
 	if unread != nil {
 		klog.FromContext(ctx).Error(unread, "Cannot read the driver's resolv.conf, keeping its copy")
 	}
-	return <-result, nil
+	return v, nil
 }
 
 // write makes or updates the copy. Call it inside Do.
@@ -205,21 +194,19 @@ func link(f *os.File, path, name string) error {
 	return os.Link(path, name)
 }
 
-// look finds the copy and the files that it must be mounted on. Call it inside Do.
-func (c *Copy) look() (v view, err error) {
+// inspect finds the copy and the files that it must be mounted on. Call it inside Do.
+func (c *Copy) inspect() (v view, err error) {
 	dir, err := filepath.EvalSymlinks(c.dir)
 	if err != nil {
 		return v, err
 	}
 	v.copied = filepath.Join(dir, copyName)
-	fi, err := os.Lstat(v.copied)
-	if err != nil {
+	if v.file, err = os.Lstat(v.copied); err != nil {
 		return v, err
 	}
-	if !fi.Mode().IsRegular() {
+	if !v.file.Mode().IsRegular() {
 		return v, fmt.Errorf("%s is not a regular file", v.copied)
 	}
-	v.file = idOf(fi)
 	v.binds = []Bind{{v.copied, v.copied}}
 	for _, s := range c.services {
 		at, err := filepath.EvalSymlinks(s)
@@ -297,21 +284,14 @@ func State(binds []Bind) (string, error) {
 	return state.String(), nil
 }
 
-func idOf(fi fs.FileInfo) fileID {
-	st, ok := fi.Sys().(*syscall.Stat_t)
-	if !ok {
-		return fileID{}
-	}
-	return fileID{st.Dev, st.Ino}
-}
-
 // Run updates the copy, and mounts it again where helpers have lost it, at once and every minute until ctx ends.
 func (c *Copy) Run(ctx context.Context) error {
 	ticker := time.NewTicker(refreshInterval)
 	defer ticker.Stop()
-	var r refresher
+	state := ""
 	for {
-		if err := r.run(ctx, c); err != nil && ctx.Err() == nil {
+		var err error
+		if state, err = c.refreshHelpers(ctx, state); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Cannot refresh resolv.conf for helpers", "retryIn", refreshInterval)
 		}
 		select {
@@ -322,22 +302,19 @@ func (c *Copy) Run(ctx context.Context) error {
 	}
 }
 
-// refresher remembers the state of the host in which all helpers were last known to see the copy.
-type refresher struct{ state string }
-
-// run updates the copy. If the host's files have changed, it repairs the mounts of helpers, too.
-func (r *refresher) run(ctx context.Context, c *Copy) error {
+// refreshHelpers updates the copy. If the host's files have changed, it repairs the mounts of helpers, too. The state is that of the host in
+// which all helpers are known to see the copy.
+func (c *Copy) refreshHelpers(ctx context.Context, known string) (state string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	v, err := c.refresh(ctx)
-	if err != nil || v.state == r.state {
-		return err
+	if err != nil || v.state == known {
+		return known, err
 	}
 	if err := c.repair(ctx, v); err != nil {
-		return err
+		return known, err
 	}
-	r.state = v.state
-	return nil
+	return v.state, nil
 }
 
 // repair mounts the copy again in the mount namespaces that have lost it.
@@ -346,13 +323,13 @@ func (c *Copy) repair(ctx context.Context, v view) error {
 	if err != nil {
 		return err
 	}
-	of, ok := mountOf(all, v.copied)
+	of, ok := host.DirectoryIn(all, v.copied)
 	if !ok {
 		return fmt.Errorf("no mount of the host holds %s", v.copied)
 	}
 	has := func(mounts []host.Mount) bool {
 		return slices.ContainsFunc(mounts, func(m host.Mount) bool {
-			return m.Mountpoint == v.copied && m.Major == of.Major && m.Minor == of.Minor && filepath.Base(m.Root) == copyName
+			return m.Mountpoint == v.copied && of.Shows(m)
 		})
 	}
 	return c.ns.DoInOtherNamespaces(ctx, "mounting the driver's resolv.conf for helpers", has, func(who string) error {
@@ -360,7 +337,7 @@ func (c *Copy) repair(ctx context.Context, v view) error {
 		if err != nil {
 			return err
 		}
-		if idOf(fi) != v.file {
+		if !os.SameFile(fi, v.file) {
 			return nil // an earlier copy, or another driver's
 		}
 		remounted, err := remount(v.binds)
@@ -369,17 +346,6 @@ func (c *Copy) repair(ctx context.Context, v view) error {
 		}
 		return err
 	})
-}
-
-// mountOf returns the mount that holds a path without symbolic links.
-func mountOf(all []host.Mount, path string) (found host.Mount, ok bool) {
-	for _, m := range all { // later entries lie on top
-		at := strings.TrimSuffix(m.Mountpoint, "/")
-		if (path == at || strings.HasPrefix(path, at+"/")) && len(m.Mountpoint) >= len(found.Mountpoint) {
-			found, ok = m, true
-		}
-	}
-	return found, ok
 }
 
 // Apply mounts in the mount namespace of the calling thread, which must not be shared with other threads.

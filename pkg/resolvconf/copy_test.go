@@ -43,7 +43,10 @@ func newSmall(t *testing.T) *small {
 	}
 	s.put("container/resolv.conf", cluster)
 	s.put("host/resolv.conf", "nameserver 192.0.2.1\n")
-	s.Copy = &Copy{ns: host.Own(), dir: s.path("state"), own: s.path("container/resolv.conf"), hosts: s.path("host/resolv.conf"), services: []string{s.path("host/resolve"), s.path("host/nscd-link")}, turn: make(chan struct{}, 1)}
+	s.Copy = &Copy{
+		ns: host.Own(), dir: s.path("state"), own: s.path("container/resolv.conf"), hosts: s.path("host/resolv.conf"),
+		services: []string{s.path("host/resolve"), s.path("host/nscd-link")}, turn: make(chan struct{}, 1),
+	}
 	return s
 }
 
@@ -279,15 +282,16 @@ func TestUnusableFileKeepsTheEarlierCopy(t *testing.T) {
 
 func TestRefresherNoticesThatTheHostsFileWasReplaced(t *testing.T) {
 	s := newSmall(t)
-	var r refresher
+	state := ""
 	refresh := func() string {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		if err := r.run(ctx, s.Copy); err != nil {
+		var err error
+		if state, err = s.refreshHelpers(ctx, state); err != nil {
 			t.Fatal(err)
 		}
-		return r.state
+		return state
 	}
 	first := refresh()
 	if again := refresh(); first == "" || again != first {
@@ -299,17 +303,5 @@ func TestRefresherNoticesThatTheHostsFileWasReplaced(t *testing.T) {
 	}
 	if again := refresh(); again == first {
 		t.Errorf("the replaced file was not noticed: %q", again)
-	}
-}
-
-func TestMountOfReturnsTheNearestMount(t *testing.T) {
-	all := []host.Mount{{ID: 1, Mountpoint: "/"}, {ID: 2, Mountpoint: "/run"}, {ID: 3, Mountpoint: "/run/s3"}, {ID: 4, Mountpoint: "/run/s3-csi"}, {ID: 5, Mountpoint: "/run"}}
-	for path, want := range map[string]int{"/run/s3-csi/resolv.conf": 4, "/run/s3-csix": 5, "/var": 1, "/run": 5} {
-		if m, ok := mountOf(all, path); !ok || m.ID != want {
-			t.Errorf("%s: %+v", path, m)
-		}
-	}
-	if _, ok := mountOf(nil, "/run"); ok {
-		t.Error("a mount in an empty table")
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
-	"github.com/s3-csi/s3-csi-driver/pkg/podclient"
 	"github.com/s3-csi/s3-csi-driver/pkg/table"
 )
 
@@ -33,7 +32,7 @@ type Tracked interface {
 
 // PodClients has the volumes whose client runs in the user's own pod; *podclient.Server implements it.
 type PodClients interface {
-	Reports(ctx context.Context) ([]podclient.Report, error)
+	Reports(ctx context.Context) ([]PodClient, error)
 }
 
 // Collector makes documents.
@@ -75,12 +74,8 @@ func (c *Collector) Collect(ctx context.Context) (Document, error) {
 	if err != nil {
 		return d, err
 	}
-	inPods, err := c.PodClients.Reports(ctx)
-	if err != nil {
+	if d.PodClients, err = c.PodClients.Reports(ctx); err != nil {
 		return d, err
-	}
-	for _, r := range inPods {
-		d.PodClients = append(d.PodClients, podClient(r))
 	}
 	slices.SortFunc(d.PodClients, func(a, b PodClient) int {
 		return cmp.Or(cmp.Compare(a.Pod.String(), b.Pod.String()), cmp.Compare(a.Target, b.Target))
@@ -241,18 +236,6 @@ func publication(p state.Publication) Publication {
 		VolumeID: p.VolumeID, Target: p.Target, ReadOnly: p.ReadOnly, PersistentVolume: volume,
 		Pod: Pod{Namespace: p.Pod.Namespace, Name: p.Pod.Name, UID: uid},
 	}
-}
-
-func podClient(r podclient.Report) PodClient {
-	uid, volume := mount.KubeletTarget(r.Target)
-	p := PodClient{
-		VolumeID: r.VolumeID, Target: r.Target, ReadOnly: r.ReadOnly, Pod: Pod{Namespace: r.PodNamespace, Name: r.PodName, UID: uid}, Volume: volume,
-		EmptyDir: r.EmptyDir, Socket: r.Socket, State: State(r.State), Since: utc(r.Since), Handovers: r.Handovers,
-	}
-	if f := r.Failure; f != nil {
-		p.LastFailure = &Problem{Reason: f.Reason, Message: f.Message, Since: utc(f.Time), NextTry: utc(f.Next)}
-	}
-	return p
 }
 
 func utc(t time.Time) time.Time {

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/status"
 	"sigs.k8s.io/yaml"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 	"github.com/s3-csi/s3-csi-driver/tests/containers"
 	"github.com/s3-csi/s3-csi-driver/tests/hostile"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
@@ -287,39 +286,12 @@ func TestUnpublishInEachState(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+// What is published stays when pod clients are turned off, and nothing else is published.
+func TestPodClients_TurnedOff(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	p := e.pod(t, podUID)
-	attribute := func(key, value string) func(*csi.NodePublishVolumeRequest) {
-		return func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[key] = value }
-	}
-	for name, tc := range map[string]struct {
-		change func(*csi.NodePublishVolumeRequest)
-		code   codes.Code
-		text   string
-	}{
-		"another attribute": {attribute("bucketName", "b"), codes.InvalidArgument, "volume_context.bucketName"},
-		"a path":            {attribute(podvolume.AttributeSocket, "../x"), codes.InvalidArgument, podvolume.AttributeSocket},
-		"one only":          {func(r *csi.NodePublishVolumeRequest) { delete(r.GetVolumeContext(), podvolume.AttributeSocket) }, codes.InvalidArgument, podvolume.AttributeSocket},
-		"a secret":          {func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"accessKeyID": "x"} }, codes.InvalidArgument, "secrets"},
-		"flags":             {func(r *csi.NodePublishVolumeRequest) { r.GetVolumeCapability().GetMount().MountFlags = []string{"x"} }, codes.InvalidArgument, "mount_flags"},
-		"not inline": {func(r *csi.NodePublishVolumeRequest) {
-			delete(r.GetVolumeContext(), "csi.storage.k8s.io/ephemeral")
-			r.VolumeId = "default:b"
-		}, codes.InvalidArgument, "inline volumes only"},
-		"another pod": {attribute("csi.storage.k8s.io/pod.uid", otherUID), codes.FailedPrecondition, "podInfoOnMount"},
-	} {
-		if err := p.tryPublish(tc.change); status.Code(err) != tc.code || !strings.Contains(err.Error(), tc.text) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
 	p.publish()
-	if err := p.tryPublish(attribute(podvolume.AttributeSocket, "other")); status.Code(err) != codes.AlreadyExists {
-		t.Errorf("with other attributes: %v", err)
-	}
-
-	// What is published stays when it is turned off, and nothing else is published.
 	e.Kill()
 	e.flags = append(e.flags, "--pod-clients=false")
 	e.drive()
@@ -351,37 +323,6 @@ func TestMissingEmptyDir(t *testing.T) {
 		t.Error(err)
 	}
 	p.unpublish()
-	p.NothingLeft(t)
-}
-
-// Volumes of a pod that name one socket would replace each other's.
-func TestASocketOfTwoVolumes(t *testing.T) {
-	t.Parallel()
-	e := start(t)
-	p := e.pod(t, podUID)
-	p.publish()
-	second := func(r *csi.NodePublishVolumeRequest) {
-		r.VolumeId = "csi-" + strings.Repeat("ab", 32)
-		r.TargetPath = filepath.Join(p.dir, "volumes/kubernetes.io~csi/second/mount")
-	}
-	target := filepath.Join(p.dir, "volumes/kubernetes.io~csi/second/mount")
-	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	err := p.tryPublish(second)
-	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "volume_context."+podvolume.AttributeSocket) || !strings.Contains(err.Error(), `"data"`) {
-		t.Errorf("%v", err)
-	}
-	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the target of a refused volume: %v", err)
-	}
-	p.unpublish()
-	if err := p.tryPublish(second); err != nil { // the socket is free
-		t.Error(err)
-	}
-	if _, err := ask(t, p.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: "csi-" + strings.Repeat("ab", 32), TargetPath: target}); err != nil {
-		t.Error(err)
-	}
 	p.NothingLeft(t)
 }
 

@@ -43,11 +43,11 @@ func (p *pod) shown(t testing.TB) (c status.PodClient, ok bool) {
 }
 
 // awaitState waits until status, metrics and volume health show a state.
-func (p *pod) awaitState(t testing.TB, want podclient.State, reasons ...string) (c status.PodClient) {
+func (p *pod) awaitState(t testing.TB, want status.State, reasons ...string) (c status.PodClient) {
 	t.Helper()
 	rigtest.Await(t, eventually, "the client in state "+string(want), func() bool {
 		c, _ = p.shown(t)
-		return c.State == status.State(want)
+		return c.State == want
 	})
 	p.awaitMetric(t, fmt.Sprintf(`s3csi_pod_clients{state=%q} 1`, want))
 	resp, err := ask(t, p.NodeGetVolumeHealth, &csi.NodeGetVolumeHealthRequest{VolumeId: p.handle(), VolumePublishPath: p.target})
@@ -96,7 +96,7 @@ func TestClientsAreVisible(t *testing.T) {
 	if err := unix.Kill(-client.Process.Pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	if c = p.awaitState(t, podclient.Exited, mount.ReasonStale); c.LastFailure == nil || c.LastFailure.Reason != podclient.ReasonUnresponsive {
+	if c = p.awaitState(t, podclient.Exited, mount.ReasonStale); c.LastFailure == nil || c.LastFailure.Reason != status.ReasonUnresponsive {
 		t.Errorf("%+v, %+v", c, c.LastFailure)
 	}
 	p.awaitMetric(t, `s3csi_pod_client_exits_total{reason="hang"} 1`)
@@ -106,7 +106,7 @@ func TestClientsAreVisible(t *testing.T) {
 		t.Error("the failure is forgotten")
 	}
 	client.kill()
-	if c = p.awaitState(t, podclient.Exited, mount.ReasonStale); c.LastFailure == nil || c.LastFailure.Reason != podclient.ReasonExited || time.Since(c.LastFailure.Since) > time.Since(c.Since)+time.Second {
+	if c = p.awaitState(t, podclient.Exited, mount.ReasonStale); c.LastFailure == nil || c.LastFailure.Reason != status.ReasonExited || time.Since(c.LastFailure.Since) > time.Since(c.Since)+time.Second {
 		t.Errorf("%+v, %+v", c, c.LastFailure)
 	}
 	p.awaitMetric(t, `s3csi_pod_client_exits_total{reason="exit"} 1`)

@@ -37,33 +37,25 @@ const (
 
 // Healer replaces stale bind mounts. The caller of a method that is given a mount holds the lock of the mount's key.
 type Healer struct {
-	enabled bool
-	ns      *host.Namespace
-	store   *state.Store
-	pins    *pins.Pins
-	tracker *tracker.Tracker
+	Enabled   bool // --heal; without it, only ReplaceTarget replaces anything
+	Namespace *host.Namespace
+	Store     *state.Store
+	Pins      *pins.Pins
+	Tracker   *tracker.Tracker
 }
-
-// New returns a healer. If it is not enabled, only ReplaceTarget replaces anything.
-func New(enabled bool, ns *host.Namespace, store *state.Store, p *pins.Pins, t *tracker.Tracker) *Healer {
-	return &Healer{enabled: enabled, ns: ns, store: store, pins: p, tracker: t}
-}
-
-// Enabled reports whether stale bind mounts are replaced (--heal).
-func (h *Healer) Enabled() bool { return h.enabled }
 
 // Unhealed reports whether HealOnce does anything although nothing stale was found: this process has not healed the mount yet.
-func (h *Healer) Unhealed(m state.Mount) bool { return h.enabled && !h.tracker.Mount(m.Name).Healed() }
+func (h *Healer) Unhealed(m state.Mount) bool { return h.Enabled && !h.Tracker.Mount(m.Name).Healed() }
 
 // OutdatedInPods returns the names of the mounts of which containers of the publishing pods show another file system than the current
 // one, whose device number current returns. It is one search for all mounts, while Heal searches for one.
 func (h *Healer) OutdatedInPods(ctx context.Context, pubs []state.Publication, current func(name string) (minor uint32, ok bool)) (map[string]bool, error) {
 	at := PlacesOf(pubs)
-	owners, err := owners(ctx, h.ns, &at)
+	owners, err := findOwners(ctx, h.Namespace, &at)
 	if err != nil {
 		return nil, err
 	}
-	found, err := h.ns.MountsInOtherNamespaces(ctx, "searching for stale mounts in pods", owners, func(mnt host.Mount) bool {
+	found, err := h.Namespace.MountsInOtherNamespaces(ctx, "searching for stale mounts in pods", owners, func(mnt host.Mount) bool {
 		name, ours := mount.NameOf(mnt.Source)
 		minor, ok := current(name)
 		return ours && (!ok || mnt.Major != 0 || mnt.Minor != minor)
@@ -82,7 +74,7 @@ func (h *Healer) OutdatedInPods(ctx context.Context, pubs []state.Publication, c
 // HealOnce is Heal if that is needed, or if this process has not healed the mount before: the previous one may have been stopped
 // before it was done.
 func (h *Healer) HealOnce(ctx context.Context, m state.Mount, needed bool) error {
-	if !h.enabled || !needed && !h.tracker.Mount(m.Name).NeedsHealing() {
+	if !h.Enabled || !needed && !h.Tracker.Mount(m.Name).NeedsHealing() {
 		return nil
 	}
 	return h.Heal(ctx, m)
@@ -94,10 +86,10 @@ func (h *Healer) Heal(ctx context.Context, m state.Mount) error {
 	again := true
 	defer func() {
 		if again {
-			h.tracker.Mount(m.Name).HealAgain() // with the next reconcile pass
+			h.Tracker.Mount(m.Name).HealAgain() // with the next reconcile pass
 		}
 	}()
-	all, err := h.store.Pubs.All(ctx)
+	all, err := h.Store.Pubs.All(ctx)
 	if err != nil {
 		return err
 	}
@@ -111,12 +103,13 @@ func (h *Healer) Heal(ctx context.Context, m state.Mount) error {
 		}
 	}
 	if err == nil {
-		err = h.pins.Release(ctx, m.Name)
+		err = h.Pins.Release(ctx, m.Name)
 	}
 	again = err != nil || slices.ContainsFunc(failures, func(s host.Swapped) bool { return IsTransient(s.Err) })
 	for _, s := range failures[:min(len(failures), maxReported)] {
-		err := fault.Errorf(fault.Unavailable, "volume %s: replacing the stale mount at %s (pid %d, showing %s): %w; restart the container", m.VolumeID, s.Mountpoint, s.PID, s.Root, s.Err)
-		h.tracker.LogError(ctx, m.Name+" "+s.Mountpoint, err, "Stale mount not replaced", "mount", m.Name)
+		err := fault.Errorf(fault.Unavailable, "volume %s: replacing the stale mount at %s (pid %d, showing %s): %w; restart the container",
+			m.VolumeID, s.Mountpoint, s.PID, s.Root, s.Err)
+		h.Tracker.LogError(ctx, m.Name+" "+s.Mountpoint, err, "Stale mount not replaced", "mount", m.Name)
 	}
 	return err
 }
@@ -133,10 +126,10 @@ func (h *Healer) healAt(ctx context.Context, m state.Mount, at Places) (failures
 		return failures, err
 	}
 	// No allocation is among the places, because their targets are in no pod's directory.
-	n, err := h.ns.DetachStale(ctx, stale, host.Owners{ByCgroup: at.pod})
+	n, err := h.Namespace.DetachStale(ctx, stale, host.Owners{ByCgroup: at.pod})
 	failpoint.Here("heal.detached")
 	if n > 0 {
-		h.tracker.CountHeals("elsewhere", "detached", n)
+		h.Tracker.CountHeals("elsewhere", "detached", n)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot detach stale mounts in other namespaces", "mount", m.Name)
@@ -156,62 +149,66 @@ func (h *Healer) healMoved(ctx context.Context, m state.Mount, p state.Publicati
 // swapAt replaces, at these places, the former file systems of the mounts of these names. It returns what could not be replaced,
 // and which mounts are stale.
 func (h *Healer) swapAt(ctx context.Context, m state.Mount, at Places, names []string) (failures []host.Swapped, stale func(host.Mount) bool, err error) {
-	err = Replace(ctx, h.ns, at,
-		func(ctx context.Context) (host.Swap, []host.Mount, error) {
-			swap, mounts, err := h.swapOf(ctx, m, at, names)
+	err = Rounds{
+		Namespace: h.Namespace,
+		Next: func(ctx context.Context) (swap host.Swap, mounts []host.Mount, err error) {
+			swap, mounts, err = h.swapOf(ctx, m, at, names)
 			stale = swap.Stale
 			return swap, mounts, err
 		},
-		func(all []host.Swapped) (replaced int) {
-			replaced, failures = h.count(ctx, m, all)
+		Count: func(all []host.Swapped) (replaced int) {
+			replaced, failures = h.countResults(ctx, m, all)
 			return replaced
-		})
+		},
+	}.Replace(ctx, at)
 	return failures, stale, err
 }
 
-// Replace replaces stale mounts at these places, on the host and in containers, until a round replaces none. next returns what a round
-// replaces and the host's mount table, count counts the results of a round and returns how many were replaced.
-func Replace(ctx context.Context, ns *host.Namespace, at Places, next func(ctx context.Context) (host.Swap, []host.Mount, error), count func(all []host.Swapped) (replaced int)) error {
-	owners, err := owners(ctx, ns, &at)
+// Rounds replace stale mounts on the host and in containers, until a round replaces none.
+type Rounds struct {
+	Namespace *host.Namespace
+	// Next returns what a round replaces, and the host's mount table.
+	Next func(ctx context.Context) (host.Swap, []host.Mount, error)
+	// Count counts the results of a round and returns how many mounts were replaced.
+	Count func(all []host.Swapped) (replaced int)
+}
+
+// Replace replaces the stale mounts at these places.
+func (r Rounds) Replace(ctx context.Context, at Places) error {
+	owners, err := findOwners(ctx, r.Namespace, &at)
 	if err != nil {
 		return err
 	}
 	var groups *host.Groups
 	for range maxRounds {
-		swap, mounts, err := next(ctx)
+		swap, mounts, err := r.Next(ctx)
 		if err != nil {
 			return err
 		}
 		if groups == nil {
 			shown := slices.DeleteFunc(slices.Clone(mounts), func(mnt host.Mount) bool { return !swap.Stale(mnt) || !at.Has(mnt) })
-			if groups, err = ns.HoldGroups(ctx, shown); err != nil {
+			if groups, err = r.Namespace.HoldGroups(ctx, shown); err != nil {
 				return err
 			}
 			defer groups.Close()
 		}
 		swap.Groups, swap.Bound, swap.ReadOnly = groups, lookupBound, at.readOnly
-		onHost, err := ns.SwapHere(ctx, swap, at.Has)
+		swapped, err := r.Namespace.SwapHere(ctx, swap, at.Has)
 		failpoint.Here("heal.host")
-		var inContainers []host.Swapped
 		if len(at.pods)+len(at.allocations) > 0 {
-			var cerr error
-			inContainers, cerr = ns.SwapInOtherNamespaces(ctx, swap, owners)
-			err = errors.Join(err, cerr)
+			inContainers, cerr := r.Namespace.SwapInOtherNamespaces(ctx, swap, owners)
+			swapped, err = append(swapped, inContainers...), errors.Join(err, cerr)
 		}
 		failpoint.Here("heal.containers")
-		replaced := count(slices.Concat(onHost, inContainers))
-		if err != nil {
+		if replaced := r.Count(swapped); replaced == 0 || err != nil {
 			return err
-		}
-		if replaced == 0 {
-			break
 		}
 	}
 	return nil
 }
 
-// owners returns how the containers of the places' pods and allocations are found. It completes the places.
-func owners(ctx context.Context, ns *host.Namespace, at *Places) (host.Owners, error) {
+// findOwners returns how the containers of the places' pods and allocations are found. It completes the places.
+func findOwners(ctx context.Context, ns *host.Namespace, at *Places) (host.Owners, error) {
 	at.node = host.NodeCgroup()
 	if len(at.allocations) == 0 {
 		return host.Owners{ByCgroup: at.pod}, nil
@@ -229,25 +226,44 @@ func owners(ctx context.Context, ns *host.Namespace, at *Places) (host.Owners, e
 	return host.Owners{ByCgroup: at.pod, ByMounts: at.allocation}, nil
 }
 
+// sourceOf returns the file system on a mount's source, and the host's mount table.
+func (h *Healer) sourceOf(ctx context.Context, m state.Mount) (source host.Mount, mounts []host.Mount, err error) {
+	if mounts, err = h.Namespace.Mounts(ctx); err != nil {
+		return source, nil, err
+	}
+	source, ok := host.TopAt(mounts, h.Store.SourceDir(m.Name))
+	if !ok {
+		return source, nil, mount.SourceUnmounted(m.Name)
+	}
+	return source, mounts, nil
+}
+
 // swapOf describes which mounts of these names are replaced and by what, and pins the former file systems. It returns the host's
 // mount table, too.
 func (h *Healer) swapOf(ctx context.Context, m state.Mount, at Places, names []string) (host.Swap, []host.Mount, error) {
-	mounts, err := h.ns.Mounts(ctx)
+	source, mounts, err := h.sourceOf(ctx, m)
 	if err != nil {
 		return host.Swap{}, nil, err
 	}
-	source, ok := host.TopAt(mounts, h.store.SourceDir(m.Name))
-	if !ok {
-		return host.Swap{}, nil, fault.Errorf(fault.Unavailable, "mount %s has no file system to replace stale mounts with", m.Name)
+	// Containers may have copies of what the host shows at the targets. After a restart it is pinned already, unless another process
+	// unmounted the source. Targets are pinned under the mount's own name.
+	known := h.Pins.Known(mounts, names, nil)
+	for _, mnt := range mounts {
+		if !at.Targets[mnt.Mountpoint] || !pins.Serves(mnt, names) || known.Has(mnt) || mnt.Minor == source.Minor {
+			continue
+		}
+		if top, _ := host.TopAt(mounts, mnt.Mountpoint); top.ID != mnt.ID {
+			continue // no path leads to it
+		}
+		if err := h.Pins.Pin(ctx, m.Name, mounts, mnt); err != nil {
+			return host.Swap{}, nil, err
+		}
+		known[mnt.Minor] = true
 	}
-	if err := h.pins.PinTargets(ctx, m.Name, names, at.Targets, source, mounts); err != nil {
+	if mounts, err = h.Namespace.Mounts(ctx); err != nil {
 		return host.Swap{}, nil, err
 	}
-	if mounts, err = h.ns.Mounts(ctx); err != nil {
-		return host.Swap{}, nil, err
-	}
-	// Targets are pinned under the mount's own name.
-	former := h.pins.Known(mounts, append([]string{m.Name}, names...), nil)
+	former := h.Pins.Known(mounts, append([]string{m.Name}, names...), nil)
 	delete(former, source.Minor)
 	return host.Swap{
 		Source: source, Bound: lookupBound,
@@ -256,8 +272,8 @@ func (h *Healer) swapOf(ctx context.Context, m state.Mount, at Places, names []s
 	}, mounts, nil
 }
 
-// count counts and logs replacements and returns those that failed.
-func (h *Healer) count(ctx context.Context, m state.Mount, all []host.Swapped) (replaced int, failures []host.Swapped) {
+// countResults counts and logs replacements and returns those that failed.
+func (h *Healer) countResults(ctx context.Context, m state.Mount, all []host.Swapped) (replaced int, failures []host.Swapped) {
 	for _, s := range all {
 		place := "host"
 		if s.PID != 0 {
@@ -265,11 +281,11 @@ func (h *Healer) count(ctx context.Context, m state.Mount, all []host.Swapped) (
 		}
 		if s.Err != nil {
 			failures = append(failures, s)
-			h.tracker.CountHeals(place, "failed", 1)
+			h.Tracker.CountHeals(place, "failed", 1)
 			continue
 		}
 		replaced++
-		h.tracker.CountHeals(place, "replaced", 1)
+		h.Tracker.CountHeals(place, "replaced", 1)
 	}
 	if replaced > 0 {
 		klog.FromContext(ctx).Info("Replaced stale mounts", "mount", m.Name, "volume", m.VolumeID, "count", replaced, "at", Named(all))
@@ -289,13 +305,9 @@ func Named(all []host.Swapped) (places []string) {
 
 // ReplaceTarget replaces the stale mount at a target with a mount's file system. done is false if it cannot be replaced in place.
 func (h *Healer) ReplaceTarget(ctx context.Context, m state.Mount, target string, readOnly bool) (done bool, err error) {
-	mounts, err := h.ns.Mounts(ctx)
+	source, mounts, err := h.sourceOf(ctx, m)
 	if err != nil {
 		return false, err
-	}
-	source, ok := host.TopAt(mounts, h.store.SourceDir(m.Name))
-	if !ok {
-		return false, mount.SourceUnmounted(m.Name)
 	}
 	readOnly = readOnly || source.ReadOnly()
 	if top, ok := host.TopAt(mounts, target); ok && top.Minor == source.Minor && top.ReadOnly() == readOnly {
@@ -306,7 +318,8 @@ func (h *Healer) ReplaceTarget(ctx context.Context, m state.Mount, target string
 		_, ours := mount.NameOf(mnt.Source)
 		return ours && mnt.ReadOnly() == readOnly && mnt.Minor != source.Minor
 	}
-	swapped, err := h.ns.SwapHere(ctx, host.Swap{Source: source, Stale: stale, Bound: lookupBound}, func(mnt host.Mount) bool { return mnt.Mountpoint == target })
+	atTarget := func(mnt host.Mount) bool { return mnt.Mountpoint == target }
+	swapped, err := h.Namespace.SwapHere(ctx, host.Swap{Source: source, Stale: stale, Bound: lookupBound}, atTarget)
 	if err == nil && len(swapped) > 0 && !slices.ContainsFunc(swapped, func(s host.Swapped) bool { return s.Err != nil }) {
 		return true, h.CheckTarget(ctx, m, target)
 	}
@@ -316,8 +329,8 @@ func (h *Healer) ReplaceTarget(ctx context.Context, m state.Mount, target string
 
 // CheckTarget returns nil if a target shows a mount's current file system.
 func (h *Healer) CheckTarget(ctx context.Context, m state.Mount, target string) error {
-	return h.ns.Do(ctx, "checking target "+target, func() error {
-		source, err := host.Inspect(h.store.SourceDir(m.Name))
+	return h.Namespace.Do(ctx, "checking target "+target, func() error {
+		source, err := host.Inspect(h.Store.SourceDir(m.Name))
 		if err != nil {
 			return err
 		}
@@ -326,7 +339,8 @@ func (h *Healer) CheckTarget(ctx context.Context, m state.Mount, target string) 
 			return err
 		}
 		if !source.Mountpoint || top != source {
-			return fault.Errorf(fault.Unavailable, "target %s does not show mount %s: its client exited in the meantime, or another mount covers it", target, m.Name)
+			return fault.Errorf(fault.Unavailable, "target %s does not show mount %s: its client exited in the meantime, or another mount covers it",
+				target, m.Name)
 		}
 		return nil
 	})
@@ -345,60 +359,50 @@ type Places struct {
 	shown                     map[string]host.Directory // the directories of allocations, as mount tables show them
 }
 
-// podOf reads a pod's directory and UID from kubelet's target path, <root>/pods/<uid>/volumes/….
-func podOf(target string) (dir, uid string, ok bool) {
-	match := podPattern.FindStringSubmatch(target)
-	if match == nil {
-		return "", "", false
-	}
-	return match[1], match[2], true
-}
-
+// podPattern matches kubelet's target path of a pod, with the pod's directory and UID.
 var podPattern = regexp.MustCompile(`^(.*/pods/([0-9a-zA-Z][0-9a-zA-Z-]{7,62}))/volumes/`)
 
-// allocationOf reads an allocation's directory and id from Nomad's target path, <data_dir>/client/csi/<type>/<plugin>/per-alloc/<id>/….
-// The directory is where Nomad has it by default.
-func allocationOf(target string) (dir, id string, ok bool) {
-	match := allocationPattern.FindStringSubmatch(target)
-	if match == nil {
-		return "", "", false
-	}
-	return match[1] + "/alloc/" + match[2], match[2], true
-}
-
+// allocationPattern matches Nomad's target path of an allocation, with <data_dir> and the allocation's id.
 var allocationPattern = regexp.MustCompile(`^(/.+)/client/csi/[^/]+/[^/]+/per-alloc/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/`)
 
 // PlacesOf returns the places of publications.
 func PlacesOf(pubs []state.Publication) Places {
-	p := Places{Targets: map[string]bool{}, pods: map[string]string{}, allocations: map[string]string{}, readOnlyTargets: map[string]bool{}, writable: map[string]bool{}}
+	p := Places{
+		Targets: map[string]bool{}, pods: map[string]string{}, allocations: map[string]string{},
+		readOnlyTargets: map[string]bool{}, writable: map[string]bool{},
+	}
 	for _, pub := range pubs {
 		p.Targets[pub.Target] = true
 		p.readOnlyTargets[pub.Target] = pub.ReadOnly
-		if dir, uid, ok := podOf(pub.Target); ok {
-			p.pods[uid] = dir
-			p.writable[uid] = p.writable[uid] || !pub.ReadOnly
-			continue
+		pod, allocation, owner := podPattern.FindStringSubmatch(pub.Target), allocationPattern.FindStringSubmatch(pub.Target), ""
+		switch {
+		case pod != nil:
+			owner = pod[2]
+			p.pods[owner] = pod[1]
+		case allocation != nil:
+			owner = allocation[2]
+			p.allocations[owner] = allocation[1] + "/alloc/" + owner // Nomad's default
 		}
-		p.others = true
-		if dir, id, ok := allocationOf(pub.Target); ok {
-			p.allocations[id] = dir
-			p.writable[id] = p.writable[id] || !pub.ReadOnly
-		}
+		p.others = p.others || pod == nil
+		p.writable[owner] = p.writable[owner] || !pub.ReadOnly
 	}
 	return p
 }
 
 // Has reports whether a mount in the host's namespace is at a target, or is kubelet's bind of a directory of one.
 func (p Places) Has(mnt host.Mount) bool {
-	if p.Targets[mnt.Mountpoint] {
-		return true
-	}
-	for _, dir := range p.pods {
+	_, subpath := p.podAt(mnt)
+	return subpath || p.Targets[mnt.Mountpoint]
+}
+
+// podAt returns the pod of which a mount in the host's namespace is kubelet's bind of a directory.
+func (p Places) podAt(mnt host.Mount) (uid string, ok bool) {
+	for uid, dir := range p.pods {
 		if strings.HasPrefix(mnt.Mountpoint, dir+"/volume-subpaths/") {
-			return true
+			return uid, true
 		}
 	}
-	return false
+	return "", false
 }
 
 // pod returns which of the pods a process is of, by the text of its /proc/<pid>/cgroup.
@@ -430,12 +434,8 @@ func (p Places) readOnly(mnt host.Mount, owner string) bool {
 	if p.Targets[mnt.Mountpoint] {
 		return p.readOnlyTargets[mnt.Mountpoint]
 	}
-	for uid, dir := range p.pods {
-		if strings.HasPrefix(mnt.Mountpoint, dir+"/volume-subpaths/") {
-			return !p.writable[uid]
-		}
-	}
-	return false
+	uid, subpath := p.podAt(mnt)
+	return subpath && !p.writable[uid]
 }
 
 // MovingAway reports whether a mount, whose name is shown, is at a place of a publication that was moved away from it.

@@ -28,7 +28,7 @@ func newNode(t *testing.T, mounts, replaced int) node {
 	t.Helper()
 	r, p := runnertest.New(t, &mounttest.UIDs{}, mounttest.S3{}, 0)
 	s := supervisor.New(supervisor.Options{
-		Options: r.Options, Runner: r, Drainer: drain.New(r, 0), Healer: heal.New(true, p.Namespace, p.Store, p.Pins, p.Tracker), Pins: p.Pins,
+		Options: r.Options, Runner: r, Drainer: drain.New(r, 0), Healer: &heal.Healer{Enabled: true, Namespace: p.Namespace, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker}, Pins: p.Pins,
 	})
 	n := node{Parts: p, Monitor: monitor.New(monitor.Options{
 		Namespace: p.Namespace, Fusectl: p.Fusectl, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker, Clients: p.Clients, Peer: p.Peer, Mounts: s, Killer: r,

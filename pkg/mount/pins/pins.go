@@ -22,7 +22,6 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
@@ -145,36 +144,9 @@ func (p *Pins) Pin(ctx context.Context, name string, mounts []host.Mount, from h
 	return nil
 }
 
-// PinTargets pins the stale file systems that the host shows at a mount's targets, before they are replaced there: containers may
-// have copies of them. After a restart they are pinned already, unless another process unmounted the source.
-func (p *Pins) PinTargets(ctx context.Context, name string, names []string, targets map[string]bool, source host.Mount, mounts []host.Mount) error {
-	known := p.Known(mounts, names, nil)
-	for _, mnt := range mounts {
-		if !targets[mnt.Mountpoint] || !Serves(mnt, names) || known.Has(mnt) || mnt.Minor == source.Minor {
-			continue
-		}
-		if top, _ := host.TopAt(mounts, mnt.Mountpoint); top.ID != mnt.ID {
-			continue // no path leads to it
-		}
-		if err := p.Pin(ctx, name, mounts, mnt); err != nil {
-			return err
-		}
-		known[mnt.Minor] = true
-	}
-	return nil
-}
-
 // unpin removes the pin at a directory, which may be unmounted already.
 func (p *Pins) unpin(ctx context.Context, dir string) error {
-	return p.ns.Do(ctx, "unmounting "+dir, func() error {
-		if err := host.Detach(dir); err != nil && !errors.Is(err, unix.EINVAL) {
-			return err
-		}
-		if err := os.Remove(dir); !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-		return nil
-	})
+	return p.ns.Do(ctx, "unmounting "+dir, func() error { return host.RemoveMountPoint(dir) })
 }
 
 // UnpinAll removes all pins of a mount that ends, and directories of pins that a crash left unmounted.

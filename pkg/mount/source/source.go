@@ -52,24 +52,14 @@ func New(ns *host.Namespace, ctl *host.Fusectl, store *state.Store, p *pins.Pins
 func (s *Sources) Mount(ctx context.Context, m state.Mount) (*os.File, error) {
 	drop := func(f *os.File) { f.Close() } // which leaves a stale mount, to be unmounted by the clean-up of the failed start
 	fuse, err := host.Call(ctx, s.ns, "mounting "+m.Source, drop, func() (*os.File, error) {
-		source, err := host.OpenDir(s.store.SourceDir(m.Name))
-		if err != nil {
-			return nil, err
-		}
-		defer source.Close()
-		fuse, err := host.OpenFuse()
-		if err != nil {
-			return nil, err
-		}
-		err = host.MountFuse(fuse, source, host.FuseMount{
+		fuse, err := host.NewFuseMount(s.store.SourceDir(m.Name), host.FuseMount{
 			Source: m.Source, UID: m.UID, GID: m.UID, ReadOnly: m.Spec.ReadOnly, SELinuxContext: m.Spec.SELinuxContext,
 		})
-		if err == nil && ctx.Err() != nil { // the caller has given up
-			err = errors.Join(ctx.Err(), host.Unmount(s.store.SourceDir(m.Name)))
-		}
 		if err != nil {
-			fuse.Close()
 			return nil, err
+		}
+		if ctx.Err() != nil { // the caller has given up
+			return nil, errors.Join(ctx.Err(), host.Unmount(s.store.SourceDir(m.Name)), fuse.Close())
 		}
 		failpoint.Here("mount.mounted")
 		return fuse, nil

@@ -157,7 +157,7 @@ func (s *Supervisor) keepServing(ctx context.Context, v view) (again time.Durati
 	case mount.Down:
 		entry.Set(m.Client, tracker.Failed)
 	}
-	if !s.Healer.Enabled() {
+	if !s.Healer.Enabled {
 		return 0, nil // the next republish repairs it
 	}
 	if wait := entry.RestartPause(); wait > 0 {

@@ -225,7 +225,7 @@ func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publica
 }
 
 func (r rotation) move(ctx context.Context) error {
-	if !r.Healer.Enabled() {
+	if !r.Healer.Enabled {
 		return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys or its client cannot get new ones, and --heal=false prevents moving this one to another mount; stop what uses the volume, and start it again, to apply the new secret (in Kubernetes: delete the pod)", r.shown.Name)
 	}
 	if err := r.moveTo(ctx); err != nil {

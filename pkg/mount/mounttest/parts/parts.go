@@ -175,17 +175,8 @@ func (p *Parts) HangAt(m state.Mount, path string) {
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		p.t.Skip("needs /dev/fuse")
 	}
-	dir, err := host.OpenDir(path)
+	fuse, err := host.NewFuseMount(path, host.FuseMount{Source: m.Source, UID: m.UID, GID: m.UID})
 	if err != nil {
-		p.t.Fatal(err)
-	}
-	defer dir.Close()
-	fuse, err := host.OpenFuse()
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	if err := host.MountFuse(fuse, dir, host.FuseMount{Source: m.Source, UID: m.UID, GID: m.UID}); err != nil {
-		fuse.Close()
 		p.t.Fatal(err)
 	}
 	p.t.Cleanup(func() {
