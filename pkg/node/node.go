@@ -115,7 +115,7 @@ func New(ctx context.Context, o Options) (*Node, error) {
 	if _, err := o.Clients.Clients().Get(o.DefaultClient); err != nil {
 		return nil, fmt.Errorf("--default-client: %w", err)
 	}
-	store, err := state.Open(ctx, o.Namespace, o.StateDir, o.CacheDir, o.UIDs.First)
+	store, err := state.Open(ctx, o.Namespace, state.Paths{Dir: o.StateDir, Cache: o.CacheDir}, o.UIDs.First)
 	if err != nil {
 		return nil, err
 	}

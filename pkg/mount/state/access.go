@@ -3,14 +3,10 @@ package state
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
-	"strings"
 	"syscall"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 )
 
 // Access to the driver's directories. The root of a volume is open to every user by default, because pods run as any user.
@@ -25,25 +21,22 @@ const (
 // keptPrefix is the prefix of the names of quarantine directories in the cache directory.
 const keptPrefix = "kept-"
 
-// prepare makes the directories and closes them to other users. It changes the modes of those that exist too: older drivers
-// left sources and publications passable, and a changed mode takes effect at once, whatever is mounted below.
-func (f files) prepare() error {
+// prepare makes the directories and closes them to other users. A changed mode takes effect at
+// once, whatever is mounted below.
+func (s *Store) prepare() error {
 	for _, d := range []struct {
 		path string
 		mode os.FileMode
 	}{
-		{f.Dir, modePassable}, {f.MountsDir(), modePassable}, {f.Cache, modePassable},
-		{f.scratch(), modePassable},
-		{f.SourcesDir(), modeClosed}, {f.publicationsDir(), modeClosed}, {f.usageDir(), modeClosed}, {f.sparesDir(), modeClosed},
+		{s.Dir, modePassable}, {s.MountsDir(), modePassable}, {s.Cache, modePassable},
+		{s.scratch(), modePassable},
+		{s.SourcesDir(), modeClosed}, {s.publicationsDir(), modeClosed}, {s.usageDir(), modeClosed}, {s.sparesDir(), modeClosed},
 	} {
 		if err := restrictDir(d.path, d.mode); err != nil {
 			return fmt.Errorf("making the state directory: %w", err)
 		}
 	}
-	if err := f.restrictMounts(); err != nil {
-		return fmt.Errorf("restricting the directories of mounts: %w", err)
-	}
-	return f.restrictKept()
+	return nil
 }
 
 // restrictDir makes a directory, or takes from one that exists what mode does not allow. The directory becomes the driver's
@@ -71,49 +64,7 @@ func restrictDir(dir string, mode os.FileMode) error {
 }
 
 // admit lets the mount's own group, which is its helper's and its client's, pass through the mount's directory.
-func (f files) admit(name string, gid int) error {
-	dir := f.MountDir(name)
+func (s *Store) admit(name string, gid int) error {
+	dir := s.MountDir(name)
 	return errors.Join(os.Lchown(dir, -1, gid), os.Chmod(dir, modeAdmit))
-}
-
-// restrictMounts closes the directories of mounts that an older driver made, to all but their own groups.
-func (f files) restrictMounts() error {
-	entries, err := os.ReadDir(f.MountsDir())
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if !mount.ValidName(e.Name()) || !e.IsDir() {
-			continue
-		}
-		uid, err := f.owner(e.Name()) // a mount's gid is its uid
-		switch {
-		case err != nil:
-		case uid == 0: // nothing was ever started that would pass
-			err = os.Chmod(f.MountDir(e.Name()), modeClosed)
-		default:
-			err = f.admit(e.Name(), int(uid))
-		}
-		if err = ignoreMissing(err); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// restrictKept closes quarantine directories that older drivers left with the modes that clients chose.
-func (f files) restrictKept() error {
-	entries, err := os.ReadDir(f.Cache)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), keptPrefix) || !e.IsDir() {
-			continue
-		}
-		if err := os.Chmod(filepath.Join(f.Cache, e.Name()), modeClosed); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("restricting the quarantine in the cache directory: %w", err)
-		}
-	}
-	return nil
 }

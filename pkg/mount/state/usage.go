@@ -2,9 +2,6 @@ package state
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -31,43 +28,30 @@ type Usage struct {
 	Failures  int       `json:"failures,omitempty"`
 }
 
-func (p Paths) usageDir() string { return filepath.Join(p.Dir, "usage") }
-
-func (p Paths) usageFile(volumeID string) string {
-	sum := sha256.Sum256([]byte(volumeID))
-	return filepath.Join(p.usageDir(), hex.EncodeToString(sum[:16])+".json")
-}
-
 // Usages are the records of the usage of volumes.
-type Usages struct{ base }
+type Usages struct{ store *Store }
 
-// All returns the readable records.
-func (s Usages) All(ctx context.Context) ([]Usage, error) { return get(ctx, s.base, s.usages) }
-
-// Write writes the record of a volume.
-func (s Usages) Write(ctx context.Context, u Usage) error {
-	return s.do(ctx, func() error { return writeJSON(s.usageFile(u.VolumeID), u) })
-}
-
-// Remove removes the record of a volume.
-func (s Usages) Remove(ctx context.Context, volumeID string) error {
-	return s.do(ctx, func() error { return ignoreMissing(os.Remove(s.usageFile(volumeID))) })
-}
-
-func (f files) usages() (all []Usage, err error) {
-	entries, err := os.ReadDir(f.usageDir())
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		if !strings.HasSuffix(e.Name(), ".json") {
+// All returns the readable records. A damaged one is as good as none: the volume is measured again, and the record replaced.
+func (r Usages) All(context.Context) (all []Usage, err error) {
+	names, err := r.store.readDir(usageDir)
+	for _, name := range names {
+		var u Usage
+		if !strings.HasSuffix(name, ".json") {
 			continue
 		}
-		var u Usage
-		// A damaged record is as good as none: the volume is measured again, and the record replaced.
-		if ok, err := f.readJSON(filepath.Join(f.usageDir(), e.Name()), &u); ok && err == nil {
+		if ok, err := r.store.readRecord(filepath.Join(usageDir, name), &u); ok && err == nil {
 			all = append(all, u)
 		}
 	}
-	return all, nil
+	return all, err
+}
+
+// Write writes the record of a volume.
+func (r Usages) Write(_ context.Context, u Usage) error {
+	return r.store.writeRecord(hashed(usageDir, u.VolumeID), u)
+}
+
+// Remove removes the record of a volume.
+func (r Usages) Remove(_ context.Context, volumeID string) error {
+	return r.store.removeRecord(hashed(usageDir, volumeID))
 }
