@@ -35,18 +35,18 @@ func notFlushed(format string, args ...any) error {
 // the kernel's last request for a file when it is stored, and report no upload then. A copy of the mount elsewhere may have open files,
 // which only the end of the connection closes.
 func (d *Drainer) Flush(ctx context.Context, m state.Mount) error {
-	cl, err := d.Clients.Of(m.Client)
+	cl, err := d.clients.Of(m.Client)
 	if err != nil {
 		return err
 	}
 	if !m.Spec.ReadOnly && cl.Queue == nil {
 		return notFlushed("client %s does not report its uploads", m.Client)
 	}
-	d.Tracker.Mount(m.Name).Set(m.Client, tracker.Draining)
-	if err := d.Sources.WaitIdle(ctx, m); err != nil {
+	d.tracker.Mount(m.Name).Set(m.Client, tracker.Draining)
+	if err := d.sources.WaitIdle(ctx, m); err != nil {
 		return InProgress(m, d.withUploads(ctx, m, err))
 	}
-	where, err := d.Sources.ShownElsewhere(ctx, m, copiesBound)
+	where, err := d.sources.ShownElsewhere(ctx, m, copiesBound)
 	if err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func (d *Drainer) Flush(ctx context.Context, m state.Mount) error {
 			return s.Queue.Uploads == 0, nil
 		})
 	}
-	asked, err := d.Peer(m.Name).Flush(ctx)
+	asked, err := d.peer(m.Name).Flush(ctx)
 	switch {
 	case fault.Is(err, fault.Unsupported), fault.Is(err, fault.Precondition), errors.Is(err, helper.ErrGone):
 		return notFlushed("%v", err)
@@ -90,13 +90,13 @@ func (d *Drainer) Flush(ctx context.Context, m state.Mount) error {
 
 // awaitReport waits until the status of a mount's helper shows that its client has stored everything.
 func (d *Drainer) awaitReport(ctx context.Context, m state.Mount, stored func(helper.Status) (bool, error)) error {
-	entry := d.Tracker.Mount(m.Name)
+	entry := d.tracker.Mount(m.Name)
 	var last helper.Status
 	empty := time.Now() // since when no upload is pending
 	for {
 		if entry.Drain.RefreshDue(d.refreshEvery) {
-			if err := d.Creds.RefreshDraining(ctx, m); err != nil && ctx.Err() == nil {
-				d.Tracker.LogError(ctx, m.Name+" keys", err, "Cannot refresh credentials of draining client", "mount", m.Name, "volume", m.VolumeID)
+			if err := d.creds.RefreshDraining(ctx, m); err != nil && ctx.Err() == nil {
+				d.tracker.LogError(ctx, m.Name+" keys", err, "Cannot refresh credentials of draining client", "mount", m.Name, "volume", m.VolumeID)
 			}
 		}
 		status, err := d.nextReport(ctx, m, last.Revision)
@@ -123,7 +123,7 @@ func (d *Drainer) awaitReport(ctx context.Context, m state.Mount, stored func(he
 		switch {
 		case time.Since(empty) >= d.reportBound:
 			return notFlushed("its client does not report that it has stored everything")
-		case pending && d.HangTimeout != 0 && !d.makesProgress(m, last):
+		case pending && d.hangAfter != 0 && !d.makesProgress(m, last):
 			return notFlushed("its client makes no progress")
 		}
 	}

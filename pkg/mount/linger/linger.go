@@ -88,8 +88,9 @@ type Pins interface {
 	UnpinAll(ctx context.Context, name string) error
 }
 
-// Options are the parts of a Lingerer.
-type Options struct {
+// Lingerer begins, checks and ends the lingering of mounts. The caller of a method that is given a mount holds the lock of the mount's
+// key.
+type Lingerer struct {
 	Client   Client
 	Drainer  *drain.Drainer
 	Pins     Pins
@@ -102,13 +103,6 @@ type Options struct {
 	// TryLock locks the key of a mount unless another call holds the lock.
 	TryLock func(key string) (unlock func(), ok bool)
 }
-
-// Lingerer begins, checks and ends the lingering of mounts. The caller of a method that is given a mount holds the lock of the mount's
-// key.
-type Lingerer struct{ Options }
-
-// New returns a Lingerer.
-func New(o Options) *Lingerer { return &Lingerer{o} }
 
 // Retire ends the use of a mount without publications: it lingers, or else stops.
 func (l *Lingerer) Retire(ctx context.Context, m state.Mount) error {

@@ -126,7 +126,7 @@ func (m *Monitor) abort(ctx context.Context, name string, mnt host.Mount) {
 		return
 	}
 	failpoint.Here("hang.aborted")
-	if err := m.Killer.KillUnresponsive(ctx, rec, "it does not answer"); err != nil {
+	if err := m.KillUnresponsive(ctx, rec, "it does not answer"); err != nil {
 		m.Tracker.LogError(ctx, name, err, "Cannot kill unresponsive client", "mount", name, "volume", rec.VolumeID)
 	}
 }

@@ -36,14 +36,8 @@ type Mounts interface {
 	BeginPass(ctx context.Context) (tryReconcile func(ctx context.Context, key string, names []string, failed func(name string, err error)), err error)
 }
 
-// Killer kills clients and helpers. Package runner implements it.
-type Killer interface {
-	KillUnresponsive(ctx context.Context, m state.Mount, why string) error
-	KillOrphans(ctx context.Context) error
-}
-
-// Options are the parts and settings of a Monitor.
-type Options struct {
+// Monitor triggers the reconciliation of mounts.
+type Monitor struct {
 	Namespace *host.Namespace
 	Fusectl   *host.Fusectl
 	Store     *state.Store
@@ -52,8 +46,10 @@ type Options struct {
 	Clients   client.Registry
 	Peer      func(name string) *helper.Peer
 	Mounts    Mounts
-	Killer    Killer
 	Watchers  *Watchers
+	// KillUnresponsive kills a client, and KillOrphans helpers that belong to no mount.
+	KillUnresponsive func(ctx context.Context, m state.Mount, why string) error
+	KillOrphans      func(ctx context.Context) error
 	// Changed returns a channel that is closed when the configuration of a backend changes.
 	Changed func() <-chan struct{}
 	// StaleAge is the age from which a publication without a target is removed.
@@ -62,16 +58,9 @@ type Options struct {
 	HangTimeout time.Duration
 	// CleanPrograms removes installed programs that no process runs, except those in the directories used; nil: there are none.
 	CleanPrograms func(ctx context.Context, used []string) error
-}
 
-// Monitor triggers the reconciliation of mounts.
-type Monitor struct {
-	Options
-	bound time.Duration // of the reconciliation of all mounts in one pass
+	bound time.Duration // of the reconciliation of all mounts in one pass; 0: reconcileBound
 }
-
-// New returns a monitor that does nothing before Run.
-func New(o Options) *Monitor { return &Monitor{o, reconcileBound} }
 
 // Run reconciles all mounts at once and then each minute, and a single mount as soon as its client exits, until ctx ends. It never
 // unmounts anything because it ends.
@@ -131,7 +120,7 @@ func (m *Monitor) reconcileAll(ctx context.Context, names []string) error {
 	for _, name := range names {
 		m.Watchers.Follow(name)
 	}
-	rctx, cancel := context.WithTimeout(ctx, m.bound)
+	rctx, cancel := context.WithTimeout(ctx, cmp.Or(m.bound, reconcileBound))
 	defer cancel()
 	tryReconcile, err := m.Mounts.BeginPass(rctx)
 	if err != nil {
@@ -180,7 +169,7 @@ func byKey(names []string) map[string][]string {
 // older versions.
 func (m *Monitor) collectGarbage(ctx context.Context) error {
 	return errors.Join(
-		m.Killer.KillOrphans(ctx),
+		m.KillOrphans(ctx),
 		m.Store.Pubs.RemoveStale(ctx, m.StaleAge),
 		m.Store.RemoveOrphans(ctx),
 		m.Pins.Clear(ctx, func(ctx context.Context, name string) bool { return !m.Store.Exists(ctx, name) }),

@@ -28,13 +28,13 @@ func newNode(t *testing.T, mounts, replaced int) node {
 	t.Helper()
 	r, p := runnertest.New(t, &mounttest.UIDs{}, mounttest.S3{}, 0)
 	s := supervisor.New(supervisor.Options{
-		Options: r.Options, Runner: r, Drainer: drain.New(r, 0), Healer: heal.New(true, p.Namespace, p.Store, p.Pins, p.Tracker), Pins: p.Pins,
+		Runner: r, Drainer: drain.New(r, 0), Healer: heal.New(true, p.Namespace, p.Store, p.Pins, p.Tracker), Pins: p.Pins,
 	})
-	n := node{Parts: p, Monitor: monitor.New(monitor.Options{
-		Namespace: p.Namespace, Fusectl: p.Fusectl, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker, Clients: p.Clients, Peer: p.Peer, Mounts: s, Killer: r,
-		Watchers: monitor.NewWatchers(), StaleAge: time.Hour, HangTimeout: time.Minute,
-		CleanPrograms: func(context.Context, []string) error { return nil },
-	})}
+	n := node{Parts: p, Monitor: &monitor.Monitor{
+		Namespace: p.Namespace, Fusectl: p.Fusectl, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker, Clients: p.Clients, Peer: p.Peer, Mounts: s,
+		KillUnresponsive: r.KillUnresponsive, KillOrphans: r.UIDs.KillOrphans, Watchers: monitor.NewWatchers(), StaleAge: time.Hour,
+		HangTimeout: time.Minute, CleanPrograms: func(context.Context, []string) error { return nil },
+	}}
 	for i := range mounts {
 		m := p.Mount(string(rune('a'+i)), "2", "mountpoint-s3", func(m *state.Mount) {
 			if i < replaced {
@@ -52,9 +52,9 @@ func newNode(t *testing.T, mounts, replaced int) node {
 
 // reads returns how often do reads the mount table, and how many records.
 func (n node) reads(do func()) (tables, records int) {
-	tables, records = n.Namespace.Reads(), n.Store.Reads()
+	tables, records = n.Parts.Namespace.Reads(), n.Parts.Store.Reads()
 	do()
-	return n.Namespace.Reads() - tables, n.Store.Reads() - records
+	return n.Parts.Namespace.Reads() - tables, n.Parts.Store.Reads() - records
 }
 
 // A pass over mounts that are in order reads the mount table a fixed number of times, and the records of each mount and publication

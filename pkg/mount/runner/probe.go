@@ -73,7 +73,7 @@ func (r *Runner) CauseOf(ctx context.Context, m state.Mount) tracker.Cause {
 		return tracker.Cause{Reason: tracker.ReasonHang, Detail: fmt.Sprintf("unresponsive for %s", r.HangTimeout)}
 	}
 	if r.oomKills(ctx, m) > m.OOMKills {
-		return tracker.Cause{Reason: tracker.ReasonOOM, Detail: "OOM-killed: " + r.memoryLimit(m)}
+		return tracker.Cause{Reason: tracker.ReasonOOM, Detail: "OOM-killed: " + r.describeLimit(m)}
 	}
 	hctx, cancel := context.WithTimeout(ctx, helperBound)
 	defer cancel()
@@ -110,7 +110,7 @@ func (r *Runner) LastExit(ctx context.Context, m state.Mount) (how string, err e
 	return ExitSummary(helper.Status{ExitCode: end.Code, Signal: end.Signal, Tail: end.Tail}), nil
 }
 
-func (r *Runner) memoryLimit(m state.Mount) string {
+func (r *Runner) describeLimit(m state.Mount) string {
 	own := "the mount has no limit of its own"
 	if m.Spec.MemoryLimit != 0 {
 		own = fmt.Sprintf("the memoryLimit of its volume is %d MiB", m.Spec.MemoryLimit>>20)

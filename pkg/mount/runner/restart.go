@@ -14,7 +14,8 @@ import (
 )
 
 // errNoCredentials is for a mount whose helper exited with the keys of its secret or the token of its pod.
-var errNoCredentials = errors.New("the helper exited and its credentials were lost: republish the volume to supply them again, or copy the files in the mount's cache to the bucket manually and remove the mount's directories")
+var errNoCredentials = errors.New("the helper exited and its credentials were lost: republish the volume to supply them again, " +
+	"or copy the files in the mount's cache to the bucket manually and remove the mount's directories")
 
 // Restart starts a mount's client again, on the same cache and with a new FUSE connection. The client stores what it finds in the
 // cache. The mount keeps its name and, if its helper still runs, its helper and session. Without a helper the grant supplies the
@@ -38,7 +39,7 @@ func (r *Runner) Restart(ctx context.Context, m *state.Mount, grant *creds.Grant
 		return err
 	}
 	// First, so that a client that still serves is not killed for a backend that cannot be reached.
-	if err := r.commands.update(ctx, m, be, grant); err != nil {
+	if err := r.updateCommand(ctx, m, be, grant); err != nil {
 		return err
 	}
 	if err := r.ensureIdleHelper(ctx, *m, be, grant); err != nil {
@@ -59,7 +60,7 @@ func (r *Runner) Restart(ctx context.Context, m *state.Mount, grant *creds.Grant
 		fuse.Close()
 		return err
 	}
-	if err := r.serve(ctx, *m, be, grant.Made(), grant.RenewalOrder(), fuse); err != nil {
+	if err := r.serve(ctx, *m, be, helper.StartRequest{Keys: grant.Made(), Order: grant.RenewalOrder()}, fuse); err != nil {
 		// A file system that does not answer would count as healthy. Without it the client exits by itself.
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 		defer cancel()

@@ -28,10 +28,10 @@ import (
 func newRunner(t *testing.T, l Launcher, b creds.Backends) (*Runner, *parts.Parts) {
 	t.Helper()
 	p := parts.New(t, b)
-	return New(Options{
+	return &Runner{
 		Namespace: p.Namespace, Launcher: l, Backends: b, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
-		Programs: mounttest.Programs("/opt"), Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, MountTimeout: time.Minute,
-	}), p
+		Programs: mounttest.Programs("/opt"), Peer: p.Peer, MountTimeout: time.Minute,
+	}, p
 }
 
 // A removed program, and a changed backend, make a new command line.
@@ -49,7 +49,7 @@ func TestCommandsAreUpdated(t *testing.T) {
 		m := p.Mount("a", "1", "rclone", nil)
 		before := m.Command.Argv
 		tc.change(&m)
-		if err := r.commands.update(t.Context(), &m, p.Backend(), &creds.Grant{}); err != nil {
+		if err := r.updateCommand(t.Context(), &m, p.Backend(), &creds.Grant{}); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 		if changed := !slices.Equal(m.Command.Argv, before); changed != tc.want || len(m.Command.Argv) == 0 {
@@ -113,7 +113,7 @@ func TestCommands_HaveTheSettingsOfTheBackend(t *testing.T) {
 		t.Fatal(err)
 	}
 	be := backend.Backend{Name: "default", FIPS: true, Requests: backend.Requests{RequesterPays: true, SSE: "AES256"}}
-	command, err := r.commands.command(t.Context(), m, cl, be, backend.BucketInfo{Name: "b", Region: "us-east-1"})
+	command, err := r.command(t.Context(), m, service{cl, be, backend.BucketInfo{Name: "b", Region: "us-east-1"}})
 	if err != nil {
 		t.Fatal(err)
 	}

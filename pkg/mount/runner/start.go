@@ -16,7 +16,6 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
@@ -59,10 +58,10 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 	}
 	defer release()
 	steps := newTimeline(ctx)
-	t, up := r.beginTrial(ctx, p.Grant, be, p.Spec, steps)
+	t, up := r.beginTrial(ctx, p, be, steps)
 	t.known = t.known && !cl.StaticKeys // its client starts with the keys, when they are proven
 	defer t.end()
-	s := &start{Runner: r, StartParams: p, backend: be, client: cl, trial: t}
+	s := &start{runner: r, params: p, backend: be, client: cl, trial: t}
 	m, err := s.run(ctx, up)
 	if errors.Is(err, errElsewhere) { // which is known now
 		m, err = s.run(ctx, up)
@@ -82,8 +81,8 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 
 // start is the start of a new mount.
 type start struct {
-	*Runner
-	StartParams
+	runner  *Runner
+	params  StartParams
 	backend backend.Backend
 	client  client.Client
 	trial   *trial // of the credentials
@@ -91,22 +90,22 @@ type start struct {
 
 // run starts the mount. The context up ends when the credentials are refused, too.
 func (s *start) run(ctx, up context.Context) (state.Mount, error) {
-	spare, end := s.spares.Begin(s.backend.Addresses(s.Spec.Source))
+	spare, end := s.runner.Spares.Begin(s.backend.Addresses(s.params.Spec.Source))
 	defer end()
-	m, err := s.uids.Allocate(ctx, s.VolumeID, s.Spec, s.client, spare)
+	m, err := s.runner.UIDs.Allocate(ctx, state.Mount{VolumeID: s.params.VolumeID, Spec: s.params.Spec, Client: s.client.Name}, spare)
 	if err != nil {
 		if spare != nil {
-			s.spares.Discard(*spare)
+			s.runner.Spares.Discard(*spare)
 		}
 		return state.Mount{}, err
 	}
-	m.Predecessors, m.Rotated, m.LingerFor = s.Predecessors, s.Rotated, s.LingerFor
+	m.Predecessors, m.Rotated, m.LingerFor = s.params.Predecessors, s.params.Rotated, s.params.LingerFor
 	s.trial.steps.done("allocated")
 	failpoint.Here("start.allocated")
 	if err := s.trial.explain(ctx, s.bringUp(ctx, up, &m)); err != nil {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 		defer cancel()
-		return state.Mount{}, mount.WithCleanupError(err, errors.Join(s.Discard(cctx, m), s.releaseSpare(cctx, m)))
+		return state.Mount{}, mount.WithCleanupError(err, errors.Join(s.runner.Discard(cctx, m), s.runner.releaseSpare(cctx, m)))
 	}
 	return m, nil
 }
@@ -125,20 +124,16 @@ func (s *start) bringUp(ctx, up context.Context, m *state.Mount) error {
 	})
 	g.Go(func() (err error) {
 		defer s.trial.steps.done("fuse")
-		fuse, err = s.Sources.Mount(ctx, *m)
+		fuse, err = s.runner.Sources.Mount(ctx, *m)
 		return err
 	})
 	err := g.Wait()
-	var digest string
-	if err == nil {
-		digest, err = s.backend.MountDigest()
-	}
 	var bucket backend.BucketInfo
 	if err == nil {
 		bucket, err = s.trial.expect(up)
 	}
 	if err == nil {
-		err = s.commands.set(up, m, s.client, s.backend, digest, bucket)
+		err = s.runner.setCommand(up, m, service{s.client, s.backend, bucket})
 	}
 	if err != nil {
 		if fuse != nil {
@@ -151,9 +146,9 @@ func (s *start) bringUp(ctx, up context.Context, m *state.Mount) error {
 	kept := *m
 	serving.Go(func() error { // on a disk, which is slow
 		defer s.trial.steps.done("copy")
-		return s.Store.WriteCopy(ctx, kept, mount.KeepsOnDisk(s.client, kept.Spec))
+		return s.runner.Store.WriteCopy(ctx, kept, mount.KeepsOnDisk(s.client, kept.Spec))
 	})
-	serving.Go(func() error { return s.releaseSpare(ctx, kept) })
+	serving.Go(func() error { return s.runner.releaseSpare(ctx, kept) })
 	serving.Go(func() error { return s.serveBeside(up, kept, fuse) })
 	if err := serving.Wait(); err != nil {
 		return err
@@ -161,7 +156,7 @@ func (s *start) bringUp(ctx, up context.Context, m *state.Mount) error {
 	failpoint.Here("start.serving")
 	m.Phase, m.Region, m.Owner = state.Running, s.trial.bucket.Region, s.trial.bucket.Owner
 	defer s.trial.steps.done("recorded")
-	return s.recordMounted(ctx, m)
+	return s.runner.recordMounted(ctx, m)
 }
 
 // serveBeside has the helper run the client on the FUSE descriptor, which it takes over, gives it the session once that is proven, and
@@ -169,9 +164,9 @@ func (s *start) bringUp(ctx, up context.Context, m *state.Mount) error {
 func (s *start) serveBeside(ctx context.Context, m state.Mount, fuse *os.File) error {
 	if m.Command.StaticKeys {
 		defer s.trial.steps.done("answers")
-		return s.serve(ctx, m, s.backend, s.trial.keys, s.trial.order, fuse)
+		return s.runner.serve(ctx, m, s.backend, helper.StartRequest{Keys: s.trial.keys, Order: s.trial.order}, fuse)
 	}
-	status, err := s.startClient(ctx, m, s.backend, helper.StartRequest{Await: true}, fuse)
+	status, err := s.runner.startClient(ctx, m, s.backend, helper.StartRequest{Await: true}, fuse)
 	if err != nil {
 		return err
 	}
@@ -180,20 +175,20 @@ func (s *start) serveBeside(ctx context.Context, m state.Mount, fuse *os.File) e
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		defer s.trial.steps.done("answers")
-		return s.awaitReady(ctx, m, status, session)
+		return s.runner.awaitReady(ctx, m, status, session)
 	})
 	g.Go(func() error {
 		if err := s.trial.wait(ctx); err != nil {
 			return err
 		}
-		switch proven, err := s.commands.command(ctx, m, s.client, s.backend, s.trial.bucket); {
+		switch proven, err := s.runner.command(ctx, m, service{s.client, s.backend, s.trial.bucket}); {
 		case err != nil:
 			return err
 		case !slices.Equal(proven.Argv, m.Command.Argv) || !slices.Equal(proven.Env, m.Command.Env):
 			return errElsewhere
 		}
 		failpoint.Here("serve.proven")
-		if err := s.Peer(m.Name).Renew(ctx, s.trial.keys, s.trial.order); err != nil {
+		if err := s.runner.Peer(m.Name).Renew(ctx, s.trial.keys, s.trial.order); err != nil {
 			return fmt.Errorf("giving client %s its session: %w", m.Client, err)
 		}
 		s.trial.steps.done("session")
@@ -207,32 +202,32 @@ func (s *start) serveBeside(ctx context.Context, m state.Mount, fuse *os.File) e
 // bringUpHelper makes a new mount's spare its helper, or starts a helper if there is no spare, or it cannot be used.
 func (s *start) bringUpHelper(ctx context.Context, m state.Mount) error {
 	if m.Spare == "" {
-		return s.launchHelper(ctx, m, s.backend)
+		return s.runner.launchHelper(ctx, m, s.backend)
 	}
-	u, err := s.commands.unit(m, s.backend)
+	u, err := s.runner.unit(m, s.backend)
 	if err != nil {
 		return err
 	}
-	if err := s.commands.writeCA(ctx, m.Name, s.backend); err != nil {
+	if err := s.runner.writeCA(ctx, m.Name, s.backend); err != nil {
 		return err
 	}
-	err = s.spares.Assign(ctx, s.Peer(m.Name), u)
+	err = s.runner.Spares.Assign(ctx, s.runner.Peer(m.Name), u)
 	if err == nil {
 		failpoint.Here("spare.assigned")
 		klog.FromContext(ctx).V(2).Info("Spare helper assigned", "unit", m.Spare, "mount", m.Name, "uid", m.UID)
-		s.Tracker.CountSpare(tracker.SpareTaken)
-		s.spares.DescribeLater(u)
+		s.runner.Tracker.CountSpare(tracker.SpareTaken)
+		s.runner.Spares.DescribeLater(u)
 		return nil
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("assigning a spare helper: %w", err)
 	}
-	s.Tracker.CountSpare(tracker.SpareFailed)
+	s.runner.Tracker.CountSpare(tracker.SpareFailed)
 	klog.FromContext(ctx).Info("Spare helper unusable, starting another", "mount", m.Name, "unit", m.Spare, "error", err.Error())
-	if err := s.Launcher.Kill(ctx, m.UID); err != nil {
+	if err := s.runner.Launcher.Kill(ctx, m.UID); err != nil {
 		return fmt.Errorf("killing an unusable spare helper: %w", err)
 	}
-	return s.launchHelper(ctx, m, s.backend)
+	return s.runner.launchHelper(ctx, m, s.backend)
 }
 
 // recordMounted writes a mount's record with the device number of its source.
@@ -258,11 +253,11 @@ func (r *Runner) releaseSpare(ctx context.Context, m state.Mount) error {
 
 // launchHelper starts a mount's helper, without a client.
 func (r *Runner) launchHelper(ctx context.Context, m state.Mount, be backend.Backend) error {
-	u, err := r.commands.unit(m, be)
+	u, err := r.unit(m, be)
 	if err != nil {
 		return err
 	}
-	if err := r.commands.writeCA(ctx, m.Name, be); err != nil {
+	if err := r.writeCA(ctx, m.Name, be); err != nil {
 		return err
 	}
 	if err := r.Store.RestoreHelperDir(ctx, m); err != nil {
@@ -282,8 +277,8 @@ func (r *Runner) launchHelper(ctx context.Context, m state.Mount, be backend.Bac
 
 // serve has the helper run the client on the FUSE descriptor, which it takes over, and waits until the mount answers. Without keys, the
 // helper makes them from the order or has some.
-func (r *Runner) serve(ctx context.Context, m state.Mount, be backend.Backend, keys credentials.Keys, order credentials.Order, fuse *os.File) error {
-	status, err := r.startClient(ctx, m, be, helper.StartRequest{Keys: keys, Order: order}, fuse)
+func (r *Runner) serve(ctx context.Context, m state.Mount, be backend.Backend, req helper.StartRequest, fuse *os.File) error {
+	status, err := r.startClient(ctx, m, be, req, fuse)
 	if err != nil {
 		return err
 	}

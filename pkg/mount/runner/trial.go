@@ -7,8 +7,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 )
 
 // errElsewhere means that a client was started for another region or owner of the bucket than the trial found.
@@ -29,13 +27,14 @@ type trial struct {
 
 // beginTrial begins a trial, which has the grant until it is done. The context that it returns ends with ctx, with the trial's end, and
 // when the credentials are refused.
-func (r *Runner) beginTrial(ctx context.Context, grant *creds.Grant, be backend.Backend, spec mount.Spec, steps *timeline) (*trial, context.Context) {
+func (r *Runner) beginTrial(ctx context.Context, p StartParams, be backend.Backend, steps *timeline) (*trial, context.Context) {
+	grant := p.Grant
 	t := &trial{done: make(chan struct{}), steps: steps}
-	t.expected, t.known = r.Creds.Expect(grant, be, spec)
+	t.expected, t.known = r.Creds.Expect(grant, be, p.Spec)
 	ctx, t.cancel = context.WithCancel(ctx)
 	up, refuse := context.WithCancel(ctx)
 	go func() {
-		if t.err = r.Creds.Prove(ctx, grant, be, spec); t.err != nil {
+		if t.err = r.Creds.Prove(ctx, grant, be, p.Spec); t.err != nil {
 			close(t.done) // before up ends, because the trial's error explains what fails then
 			refuse()
 			return

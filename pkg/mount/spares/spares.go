@@ -21,6 +21,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/sockets"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/uids"
 )
 
 const (
@@ -58,26 +59,20 @@ type Launcher interface {
 	Kill(ctx context.Context, uid uint32) error
 }
 
-// UIDs allocates uids.
-type UIDs interface {
-	// AllocateSpare makes the directories of a new spare, which mark its uid as used.
-	AllocateSpare(ctx context.Context) (state.Spare, error)
-}
-
 // Options are the parts of a Pool.
 type Options struct {
 	Namespace *host.Namespace
 	Launcher  Launcher
 	Preparer  Preparer // nil: the launcher starts no helpers ahead of need
-	UIDs      UIDs
+	UIDs      *uids.Allocator
 	Store     *state.Store
 	Tracker   *tracker.Tracker
 }
 
 // Pool holds the helpers that no mount uses yet. Each of these spares has a uid and directories of its own, which become the mount's.
 type Pool struct {
-	Options
-	wake chan struct{} // something may have to be done
+	parts Options
+	wake  chan struct{} // something may have to be done
 
 	mu        sync.Mutex
 	ready     []state.Spare
@@ -93,15 +88,15 @@ type Pool struct {
 
 // New returns a pool without spares.
 func New(o Options) *Pool {
-	return &Pool{Options: o, wake: make(chan struct{}, 1), target: minSpares}
+	return &Pool{parts: o, wake: make(chan struct{}, 1), target: minSpares}
 }
 
 // Begin records that a mount is being started, until end is called, and gives it a spare, if there is one that suits it.
 func (p *Pool) Begin(needs []netip.Addr) (spare *state.Spare, end func()) {
-	if p.Preparer == nil {
+	if p.parts.Preparer == nil {
 		return nil, func() {}
 	}
-	suits := p.Preparer.Prepares(needs)
+	suits := p.parts.Preparer.Prepares(needs)
 	defer func() {
 		if spare != nil {
 			failpoint.Here("spare.taken")
@@ -120,7 +115,7 @@ func (p *Pool) Begin(needs []netip.Addr) (spare *state.Spare, end func()) {
 		p.countReady()
 	default:
 		p.target, p.decays = min(2*p.target, maxSpares), time.Now().Add(spareDecay)
-		p.Tracker.CountSpare(tracker.SpareMissing)
+		p.parts.Tracker.CountSpare(tracker.SpareMissing)
 	}
 	return spare, sync.OnceFunc(func() {
 		p.mu.Lock()
@@ -154,20 +149,20 @@ func (p *Pool) hurry() {
 }
 
 // countReady updates the metric. Call under mu.
-func (p *Pool) countReady() { p.Tracker.SetSpares(len(p.ready)) }
+func (p *Pool) countReady() { p.parts.Tracker.SetSpares(len(p.ready)) }
 
 // Run ends the spares of the driver before this one, keeps helpers ready for new mounts until ctx ends, and then ends those that no mount
 // has taken.
 func (p *Pool) Run(ctx context.Context) {
 	p.endFormer(ctx)
-	if p.Preparer != nil {
+	if p.parts.Preparer != nil {
 		p.run(ctx)
 	}
 }
 
 // endFormer ends the spares of the driver before this one, which may have had another version, launcher or range of uids.
 func (p *Pool) endFormer(ctx context.Context) {
-	former, err := p.Store.Spares.All(ctx)
+	former, err := p.parts.Store.Spares.All(ctx)
 	for _, spare := range former {
 		err = errors.Join(err, p.end(ctx, spare))
 	}
@@ -182,7 +177,7 @@ func (p *Pool) endFormer(ctx context.Context) {
 func (p *Pool) end(ctx context.Context, spare state.Spare) error {
 	_, err := p.quit(ctx, spare)
 	if spare.UID == 0 || errors.Is(err, helper.ErrGone) {
-		return p.Store.Spares.Remove(ctx, spare.Name)
+		return p.parts.Store.Spares.Remove(ctx, spare.Name)
 	}
 	return p.kill(ctx, spare)
 }
@@ -252,7 +247,7 @@ func (p *Pool) pause(ctx context.Context, err error, what string) time.Duration 
 	if err == nil || ctx.Err() != nil {
 		return 0
 	}
-	p.Tracker.LogError(ctx, "spares", err, what, "retryIn", spareRetry)
+	p.parts.Tracker.LogError(ctx, "spares", err, what, "retryIn", spareRetry)
 	return spareRetry
 }
 
@@ -266,7 +261,7 @@ func (p *Pool) describe(ctx context.Context) bool {
 	u := p.described[0]
 	p.described = p.described[1:]
 	p.mu.Unlock()
-	if err := p.Preparer.Describe(ctx, u); err != nil { // its mount may be gone
+	if err := p.parts.Preparer.Describe(ctx, u); err != nil { // its mount may be gone
 		klog.FromContext(ctx).V(2).Info("Cannot describe unit", "unit", u.Name, "error", err.Error())
 	}
 	return true
@@ -283,7 +278,7 @@ func (p *Pool) endDiscarded(ctx context.Context) (done bool, err error) {
 	p.mu.Unlock()
 	// A spare that exits leaves no process, because it has started none. So systemd need not be asked for its units.
 	if exited, _ := p.quit(ctx, spare); exited {
-		err = p.Store.Spares.Remove(ctx, spare.Name)
+		err = p.parts.Store.Spares.Remove(ctx, spare.Name)
 	} else {
 		err = p.kill(ctx, spare)
 	}
@@ -300,10 +295,10 @@ func (p *Pool) endDiscarded(ctx context.Context) (done bool, err error) {
 func (p *Pool) kill(ctx context.Context, spare state.Spare) error {
 	ctx, cancel := context.WithTimeout(ctx, cleanupBound)
 	defer cancel()
-	if err := p.Launcher.Kill(ctx, spare.UID); err != nil {
+	if err := p.parts.Launcher.Kill(ctx, spare.UID); err != nil {
 		return err
 	}
-	return p.Store.Spares.Remove(ctx, spare.Name)
+	return p.parts.Store.Spares.Remove(ctx, spare.Name)
 }
 
 // check discards the spares that do not answer, and all if the launcher can use none any more.
@@ -318,7 +313,7 @@ func (p *Pool) check(ctx context.Context) {
 	if !due {
 		return
 	}
-	prepares := p.Preparer.Prepares(nil)
+	prepares := p.parts.Preparer.Prepares(nil)
 	for _, spare := range ready {
 		err := p.ask(ctx, spare)
 		if ctx.Err() != nil || err == nil && prepares {
@@ -349,12 +344,12 @@ func (p *Pool) ask(ctx context.Context, spare state.Spare) error {
 }
 
 func (p *Pool) peer(spare state.Spare) *helper.Peer {
-	return sockets.Peer(p.Namespace, p.Store.SpareSocket(spare.Name))
+	return sockets.Peer(p.parts.Namespace, p.parts.Store.SpareSocket(spare.Name))
 }
 
 // missing is 1 if a spare must be started, -1 if there is one too many.
 func (p *Pool) missing() int {
-	prepares := p.Preparer.Prepares(nil)
+	prepares := p.parts.Preparer.Prepares(nil)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now := time.Now(); p.target > minSpares && now.After(p.decays) {
@@ -384,7 +379,7 @@ func (p *Pool) start(ctx context.Context) error {
 	defer cancel()
 	// A start that is given up may leave a helper that nothing names. So the end of the driver waits for it.
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(spareEndBound, cancel) })()
-	spare, err := p.UIDs.AllocateSpare(sctx)
+	spare, err := p.parts.UIDs.AllocateSpare(sctx)
 	if err != nil {
 		return err
 	}
@@ -403,13 +398,13 @@ func (p *Pool) start(ctx context.Context) error {
 
 // launch starts the helper of a spare and returns when it answers.
 func (p *Pool) launch(ctx context.Context, spare state.Spare) error {
-	socket, err := sockets.Listen(ctx, p.Namespace, spare.Name, p.Store.SpareSocket(spare.Name))
+	socket, err := sockets.Listen(ctx, p.parts.Namespace, spare.Name, p.parts.Store.SpareSocket(spare.Name))
 	if err != nil {
 		return err
 	}
-	err = p.Launcher.Start(ctx, launcher.Unit{
+	err = p.parts.Launcher.Start(ctx, launcher.Unit{
 		Name: spare.Name, Description: "S3 helper without a volume yet", UID: spare.UID, GID: spare.UID, Spare: true,
-		StateDir: p.Store.SpareHelperDir(spare.Name), CacheDir: p.Store.CacheDir(spare.Name), Socket: socket,
+		StateDir: p.parts.Store.SpareHelperDir(spare.Name), CacheDir: p.parts.Store.CacheDir(spare.Name), Socket: socket,
 	})
 	socket.Close()
 	if err != nil {
@@ -451,6 +446,6 @@ func (p *Pool) Assign(ctx context.Context, peer *helper.Peer, u launcher.Unit) e
 		defer cancel()
 		return peer.Assign(ctx, helper.Assignment{Name: u.Name, StateDir: u.StateDir, CacheDir: u.CacheDir})
 	})
-	g.Go(func() error { return p.Preparer.Limit(ctx, u) })
+	g.Go(func() error { return p.parts.Preparer.Limit(ctx, u) })
 	return g.Wait()
 }

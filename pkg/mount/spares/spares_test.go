@@ -26,7 +26,7 @@ func (prepared) Describe(context.Context, launcher.Unit) error { return nil }
 func newPool(t *testing.T, prep Preparer) *Pool {
 	t.Helper()
 	p, l := parts.New(t, mounttest.S3{}), &mounttest.UIDs{Live: map[uint32]bool{}}
-	u := uids.New(uids.Options{Namespace: p.Namespace, Launcher: l, Store: p.Store, Range: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}})
+	u := &uids.Allocator{Namespace: p.Namespace, Launcher: l, Store: p.Store, Range: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}}
 	return New(Options{Namespace: p.Namespace, Launcher: l, Preparer: prep, UIDs: u, Store: p.Store, Tracker: p.Tracker})
 }
 
@@ -127,7 +127,7 @@ func TestASpareThatDoesNotAnswerIsDiscarded(t *testing.T) {
 	if done, err := s.endDiscarded(t.Context()); !done || err != nil || len(s.discarded) != 0 {
 		t.Errorf("%v, %v, %v", done, err, s.discarded)
 	}
-	if l, ok := s.Launcher.(*mounttest.UIDs); !ok || len(l.Killed) != 1 || l.Killed[0] != spare.UID {
+	if l, ok := s.parts.Launcher.(*mounttest.UIDs); !ok || len(l.Killed) != 1 || l.Killed[0] != spare.UID {
 		t.Errorf("killed: %v", l.Killed)
 	}
 }
@@ -150,7 +150,7 @@ func TestASpareExitsBeforeItIsKilled(t *testing.T) {
 func exitsBeforeItIsKilled(t *testing.T, kills int, end func(context.Context, *Pool, state.Spare) error) {
 	t.Helper()
 	s := newPool(t, prepared{})
-	spare, err := s.UIDs.AllocateSpare(t.Context())
+	spare, err := s.parts.UIDs.AllocateSpare(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,9 +162,9 @@ func exitsBeforeItIsKilled(t *testing.T, kills int, end func(context.Context, *P
 			t.Errorf("uid %d is killed before the spare, of uid %d, exits", uid, spare.UID)
 		}
 	}}
-	s.Launcher = l
+	s.parts.Launcher = l
 	h := &mounttest.Helper{Status: &helper.Status{Protocol: 1, State: helper.StateIdle, PID: process.Process.Pid}}
-	h.Serve(t, s.Store.SpareSocket(spare.Name))
+	h.Serve(t, s.parts.Store.SpareSocket(spare.Name))
 	go func() {
 		<-mounttest.Until(t, func() bool { return h.WasAsked("quit") }).Done()
 		time.Sleep(50 * time.Millisecond)
@@ -181,7 +181,7 @@ func exitsBeforeItIsKilled(t *testing.T, kills int, end func(context.Context, *P
 	if len(l.Killed) != kills {
 		t.Errorf("killed: %v", l.Killed)
 	}
-	if left, err := s.Store.Spares.All(t.Context()); err != nil || len(left) > 0 {
+	if left, err := s.parts.Store.Spares.All(t.Context()); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }
@@ -207,19 +207,19 @@ func TestASpareThatStartsIsEndedWithTheDriver(t *testing.T) {
 	h := &mounttest.Helper{Status: &helper.Status{Protocol: 1, State: helper.StateIdle}}
 	l := &starting{ready: make(chan struct{})}
 	l.begin = func(u launcher.Unit) {
-		if err := os.Remove(s.Store.SpareSocket(u.Name)); err != nil { // the driver's end of it is not served
+		if err := os.Remove(s.parts.Store.SpareSocket(u.Name)); err != nil { // the driver's end of it is not served
 			t.Error(err)
 		}
-		h.Serve(t, s.Store.SpareSocket(u.Name))
+		h.Serve(t, s.parts.Store.SpareSocket(u.Name))
 		cancel()
 		close(l.ready)
 	}
-	s.Launcher = l
+	s.parts.Launcher = l
 	s.Run(ctx)
 	if !h.WasAsked("quit") || len(l.Killed) != 1 {
 		t.Errorf("asked to quit: %t, killed: %v", h.WasAsked("quit"), l.Killed)
 	}
-	if left, err := s.Store.Spares.All(t.Context()); err != nil || len(left) > 0 {
+	if left, err := s.parts.Store.Spares.All(t.Context()); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }

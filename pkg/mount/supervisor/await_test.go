@@ -70,7 +70,7 @@ func TestAwaitDrained(t *testing.T) {
 		}
 		waited := make(chan error, 1)
 		go func() { waited <- wait(t.Context()) }()
-		if err := s.Drainer.Stop(t.Context(), m, drain.Options{}); err != nil {
+		if err := s.drainer.Stop(t.Context(), m, drain.Options{}); err != nil {
 			t.Error(err)
 		}
 		select {

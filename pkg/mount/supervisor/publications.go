@@ -9,25 +9,19 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 )
 
-// publications changes the records of publications, each under the lock of its mount's key.
-type publications struct {
-	locks   *keyLocks
-	records state.Publications
-}
-
 // Reassign records that a publication is of another mount now, which is mounted at its target next. former is the mount that it was of
 // when the call began, which stays in the record until it is stopped. The caller holds the lock of the new mount's key. Reassign also
 // locks the former mount's key, because a call that replaces that mount moves its publications to the successor: Busy if another call
 // holds that lock, or has moved the publication.
-func (r publications) Reassign(ctx context.Context, former string, p state.Publication) error {
+func (s *Supervisor) Reassign(ctx context.Context, former string, p state.Publication) error {
 	if former != "" && mount.KeyOf(former) != mount.KeyOf(p.Mount) {
-		unlock, ok := r.locks.TryLock(mount.KeyOf(former)) // waiting for a second key's lock could deadlock
+		unlock, ok := s.keys.TryLock(mount.KeyOf(former)) // waiting for a second key's lock could deadlock
 		if !ok {
 			return fault.Errorf(fault.Busy, "mount %s at the target is being replaced or stopped", former)
 		}
 		defer unlock()
 	}
-	now, ok, err := r.records.Get(ctx, p.Target)
+	now, ok, err := s.store.Pubs.Get(ctx, p.Target)
 	if err != nil {
 		return err
 	}
@@ -38,21 +32,21 @@ func (r publications) Reassign(ctx context.Context, former string, p state.Publi
 	if ok && now.Mount != p.Mount {
 		p.MovedFrom = append(p.MovedFrom, now.Mount)
 	}
-	return r.records.Write(ctx, p)
+	return s.store.Pubs.Write(ctx, p)
 }
 
-// update changes the record of a publication, unless that has moved to another mount since p was read. If another call holds the lock of
+// updatePublication changes the record of a publication, unless that has moved to another mount since p was read. If another call holds the lock of
 // the mount's key, nothing is done: the next republish does it.
-func (r publications) update(ctx context.Context, p state.Publication, change func(now *state.Publication)) error {
-	unlock, ok := r.locks.TryLock(mount.KeyOf(p.Mount))
+func (s *Supervisor) updatePublication(ctx context.Context, p state.Publication, change func(now *state.Publication)) error {
+	unlock, ok := s.keys.TryLock(mount.KeyOf(p.Mount))
 	if !ok {
 		return nil
 	}
 	defer unlock()
-	now, ok, err := r.records.Get(ctx, p.Target)
+	now, ok, err := s.store.Pubs.Get(ctx, p.Target)
 	if err != nil || !ok || now.Mount != p.Mount {
 		return err
 	}
 	change(&now)
-	return r.records.Write(ctx, now)
+	return s.store.Pubs.Write(ctx, now)
 }

@@ -27,7 +27,7 @@ func (s *Supervisor) releaseLocked(ctx context.Context, p state.Publication, unm
 			return err
 		}
 	}
-	unlock, err := s.keys.lockToStop(ctx, p.Mount)
+	unlock, err := s.lockToStop(ctx, p.Mount)
 	if err != nil {
 		return err
 	}
@@ -37,7 +37,7 @@ func (s *Supervisor) releaseLocked(ctx context.Context, p state.Publication, unm
 	}
 	// The publication may have moved to a successor, which has the same key.
 	name := p.Mount
-	if now, ok, err := s.Store.Pubs.Get(ctx, p.Target); err != nil {
+	if now, ok, err := s.store.Pubs.Get(ctx, p.Target); err != nil {
 		return err
 	} else if ok {
 		name = now.Mount
@@ -45,7 +45,7 @@ func (s *Supervisor) releaseLocked(ctx context.Context, p state.Publication, unm
 	if err := unmount(ctx); err != nil {
 		return err
 	}
-	m, err := s.Store.MountOrRemains(ctx, name)
+	m, err := s.store.MountOrRemains(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func (s *Supervisor) releaseLocked(ctx context.Context, p state.Publication, unm
 // publications, one that does not run yet is removed. Otherwise a successor would stay until the next reconcile pass finds it without
 // publications.
 func (s *Supervisor) finishReplacement(ctx context.Context, key string) error {
-	all, err := s.Store.MountsOf(ctx, key)
+	all, err := s.store.MountsOf(ctx, key)
 	if errors.Is(err, state.ErrDamaged) {
 		return nil // the mount of that record may be the one to stop
 	}
@@ -69,14 +69,14 @@ func (s *Supervisor) finishReplacement(ctx context.Context, key string) error {
 	}
 	for _, m := range all {
 		if m.Phase == state.Running && len(m.Predecessors) > 0 {
-			err = errors.Join(err, s.Store.Pubs.Succeed(ctx, m))
+			err = errors.Join(err, s.store.Pubs.Succeed(ctx, m))
 		}
 	}
 	return err
 }
 
 func (s *Supervisor) release(ctx context.Context, m state.Mount, target string) error {
-	all, err := s.Store.Pubs.All(ctx)
+	all, err := s.store.Pubs.All(ctx)
 	if err != nil {
 		return err
 	}
@@ -92,16 +92,16 @@ func (s *Supervisor) release(ctx context.Context, m state.Mount, target string) 
 		}
 		failpoint.Here("release.ended")
 	}
-	return s.Store.Pubs.Remove(ctx, target)
+	return s.store.Pubs.Remove(ctx, target)
 }
 
 // abandon stops a mount whose publications were all moved away, without waiting for files that they still have open in it.
 // Everything that was closed is stored, because publications are never moved away from a client that may hold closed files.
 func (s *Supervisor) abandon(ctx context.Context, m state.Mount) error {
-	if err := s.Store.Supersede(ctx, &m); err != nil {
+	if err := s.store.Supersede(ctx, &m); err != nil {
 		return err
 	}
-	if err := s.Sources.WaitIdle(ctx, m); err != nil {
+	if err := s.sources.WaitIdle(ctx, m); err != nil {
 		return err
 	}
 	s.stopReplaced(ctx, m, nil)
@@ -111,21 +111,21 @@ func (s *Supervisor) abandon(ctx context.Context, m state.Mount) error {
 // stopPrevious stops a mount that the publication at a target was moved away from, if it still exists and no other publication uses
 // it: files that were open then may not be stored yet.
 func (s *Supervisor) stopPrevious(ctx context.Context, name, target string) error {
-	if !s.Store.Exists(ctx, name) {
+	if !s.store.Exists(ctx, name) {
 		return nil
 	}
-	unlock, err := s.keys.lockToStop(ctx, name)
+	unlock, err := s.lockToStop(ctx, name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	m, ok, err := s.Store.Mount(ctx, name)
+	m, ok, err := s.store.Mount(ctx, name)
 	if err != nil || !ok {
 		return err
 	}
-	all, err := s.Store.Pubs.All(ctx)
+	all, err := s.store.Pubs.All(ctx)
 	if err != nil || usedElsewhere(all, name, "") || movedElsewhere(all, name, target) {
 		return err
 	}
-	return s.Drainer.Stop(ctx, m, drain.Options{})
+	return s.drainer.Stop(ctx, m, drain.Options{})
 }

@@ -26,7 +26,7 @@ func newSupervisor(t *testing.T, l runner.Launcher, b creds.Backends) (*Supervis
 	t.Helper()
 	r, p := runnertest.New(t, l, b, 0)
 	return New(Options{
-		Options: r.Options, Runner: r, Drainer: drain.New(r, 0), Healer: heal.New(true, p.Namespace, p.Store, p.Pins, p.Tracker), Pins: p.Pins,
+		Runner: r, Drainer: drain.New(r, 0), Healer: heal.New(true, p.Namespace, p.Store, p.Pins, p.Tracker), Pins: p.Pins,
 	}), p
 }
 
