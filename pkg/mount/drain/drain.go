@@ -3,6 +3,7 @@
 package drain
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,9 +44,9 @@ const (
 type Options struct {
 	// Grant supplies credentials to a client that has to be started again; nil: there are none.
 	Grant *creds.Grant
-	// Replaced: another mount has taken over the targets, and containers may still show copies of this one. Those are replaced and
-	// not detached, because a container without its mount would write into its own directory below.
-	Replaced bool
+	// Copies is source.AwaitReplace if another mount has taken over the targets, and containers may still show copies of this one. Those
+	// are not detached, because a container without its mount would write into its own directory below.
+	Copies source.Copies
 }
 
 // Drainer stops mounts. The caller of a method that is given a mount holds the lock of the mount's key.
@@ -194,7 +195,7 @@ func (d *Drainer) StopUnrecorded(ctx context.Context, m state.Mount) error {
 	if err := d.peer(m.Name).End(ctx); err != nil && !errors.Is(err, helper.ErrGone) {
 		return fmt.Errorf("announcing the unmount to the helper of mount %s: %w", m.Name, err)
 	}
-	if err := d.sources.Unmount(ctx, m, false); err != nil {
+	if err := d.sources.Unmount(ctx, m, source.Detach); err != nil {
 		return InProgress(m, err)
 	}
 	how, err := d.awaitExit(ctx, m)
@@ -202,8 +203,8 @@ func (d *Drainer) StopUnrecorded(ctx context.Context, m state.Mount) error {
 		return err
 	}
 	if how != "" {
-		return fault.Errorf(fault.Precondition, "the record of mount %s is lost, and its client exited abnormally (%s): copy the files that were not uploaded from %s to the bucket, then remove %s",
-			m.Name, how, d.store.CacheDir(m.Name), d.store.MountDir(m.Name))
+		return fault.Errorf(fault.Precondition, "the record of mount %s is lost, and its client exited abnormally (%s): "+
+			"copy the files that were not uploaded from %s to the bucket, then remove %s", m.Name, how, d.store.CacheDir(m.Name), d.store.MountDir(m.Name))
 	}
 	for _, cl := range d.clients.Clients().All() { // it was one of them
 		if err := d.keepQuarantined(ctx, m, cl); err != nil {
@@ -221,7 +222,7 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 			return fmt.Errorf("announcing the unmount to the helper of mount %s: %w", m.Name, err)
 		}
 		failpoint.Here("drain.told")
-		if err := d.sources.Unmount(ctx, m, o.Replaced); err != nil {
+		if err := d.sources.Unmount(ctx, m, o.Copies); err != nil {
 			return InProgress(m, d.withUploads(ctx, m, err))
 		}
 		failpoint.Here("drain.unmounted")
@@ -230,16 +231,18 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 			d.update(ctx, &m, o.Grant)
 			continue
 		}
-		if err == nil && how == "" {
-			if cl, err := d.clients.Of(m.Client); err == nil && cl.ExitsEarly && !m.Spec.ReadOnly {
-				klog.FromContext(ctx).Info("Client may have exited before everything was stored", "mount", m.Name, "volume", m.VolumeID, "client", m.Client)
-			}
-		}
-		if err != nil || how == "" {
+		if err != nil {
 			return err
 		}
-		klog.FromContext(ctx).Info("Client exited abnormally while draining", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "detail", how)
+		log := klog.FromContext(ctx).WithValues("mount", m.Name, "volume", m.VolumeID, "client", m.Client)
 		cl, err := d.clients.Of(m.Client)
+		if how == "" {
+			if err == nil && cl.ExitsEarly && !m.Spec.ReadOnly {
+				log.Info("Client may have exited before everything was stored")
+			}
+			return nil
+		}
+		log.Info("Client exited abnormally while draining", "detail", how)
 		if err != nil {
 			return err
 		}
@@ -249,30 +252,22 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 		if exists, err := d.store.CacheExists(ctx, m.Name); err != nil || !exists {
 			return err // it exited cleanly before, and its directories were being removed
 		}
-		if err := d.restart(ctx, &m, o.Grant); err != nil {
+		if err := d.runner.Restart(ctx, &m, cmp.Or(o.Grant, &creds.Grant{})); err != nil {
 			return fault.Errorf(fault.Unavailable, "client %s exited abnormally (%s) and may have pending uploads in %s; restarting it to finish them: %w",
 				m.Client, how, d.store.CacheDir(m.Name), err)
 		}
 	}
 }
 
-// restart starts a draining client again. grant may be nil.
-func (d *Drainer) restart(ctx context.Context, m *state.Mount, grant *creds.Grant) error {
-	if grant == nil {
-		grant = &creds.Grant{}
-	}
-	return d.runner.Restart(ctx, m, grant)
-}
-
 // update starts a draining client again with its backend's current settings, with which it may be able to store its files. If that fails, the
 // client drains as it is, or its exit is dealt with like any other.
 func (d *Drainer) update(ctx context.Context, m *state.Mount, grant *creds.Grant) {
-	log := []any{"mount", m.Name, "volume", m.VolumeID, "client", m.Client}
-	klog.FromContext(ctx).Info("Restarting draining client, its backend has other settings", log...)
-	err := d.restart(ctx, m, grant)
+	of := []any{"mount", m.Name, "volume", m.VolumeID, "client", m.Client}
+	klog.FromContext(ctx).Info("Restarting draining client, its backend has other settings", of...)
+	err := d.runner.Restart(ctx, m, cmp.Or(grant, &creds.Grant{}))
 	d.tracker.CountRestart(m.Client, tracker.ReasonConfig, err == nil)
 	if err != nil && ctx.Err() == nil {
-		d.tracker.LogError(ctx, m.Name+" settings", err, "Cannot restart draining client with its backend's settings", log...)
+		d.tracker.LogError(ctx, m.Name+" settings", err, "Cannot restart draining client with its backend's settings", of...)
 	}
 }
 
@@ -303,53 +298,67 @@ func (d *Drainer) withUploads(ctx context.Context, m state.Mount, err error) err
 func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err error) {
 	entry := d.tracker.Mount(m.Name)
 	var last helper.Status
-	due := false // the check of its settings
-	for {
-		if entry.Drain.RefreshDue(d.refreshEvery) {
-			if err := d.creds.RefreshDraining(ctx, m); err != nil && ctx.Err() == nil {
-				d.tracker.LogError(ctx, m.Name+" keys", err, "Cannot refresh credentials of draining client", "mount", m.Name, "volume", m.VolumeID)
-			}
-			due = true
-		}
-		if due && last.State == helper.StateRunning {
+	for checkSettings := false; ; {
+		checkSettings = d.refreshIfDue(ctx, m) || checkSettings
+		if checkSettings && last.State == helper.StateRunning {
 			if old, err := d.outdated(m); err == nil && old {
 				return "", errOutdated
 			}
-			due = false
+			checkSettings = false
 		}
-		status, err := d.nextStatus(ctx, m, last.Revision)
-		if err == nil {
-			d.tracker.LogConflicts(ctx, m, status.Conflicts, d.quarantineDir(m))
-		}
+		status, err := d.nextStatus(ctx, m, last.Revision, d.checkEvery)
 		silent := entry.Drain.HelperAnswered(err == nil || last.State != "")
 		switch {
+		case err == nil:
+			d.tracker.LogConflicts(ctx, m, status.Conflicts, d.quarantineDir(m))
+			if status.State != helper.StateRunning {
+				return exitOf(status), nil
+			}
+			last = status
+			entry.Drain.Queued(status.Queue)
 		case errors.Is(err, helper.ErrGone), errors.Is(err, errUnchanged) && last.State == "" && d.hangAfter != 0 && silent >= d.hangAfter:
 			if err := d.awaitOrphan(ctx, m); err != nil {
 				return "", err
 			}
 			return d.runner.LastExit(ctx, m)
-		case ctx.Err() != nil:
-			return "", InProgress(m, WithQueue(last.Queue, withOutput(last, context.Cause(ctx))))
-		case errors.Is(err, errUnchanged):
-			if last.State != helper.StateRunning || d.hangAfter == 0 || d.makesProgress(m, last) {
-				continue
-			}
+		case ctx.Err() != nil, !errors.Is(err, errUnchanged):
+			return "", waitEnded(ctx, m, last, err)
+		case last.State == helper.StateRunning && d.hangAfter != 0 && !d.makesProgress(m, last):
 			if err := d.runner.KillUnresponsive(ctx, m, "it makes no progress"); err != nil {
 				return "", err
 			}
-		case err != nil:
-			return "", InProgress(m, WithQueue(last.Queue, withOutput(last, err)))
-		case status.State == helper.StateRunning:
-			last = status
-			entry.Drain.Queued(status.Queue)
-		case status.State == helper.StateIdle: // started for a restart of the client that was interrupted
-			return runner.ExitUnknown, nil
-		case runner.ExitedAbnormally(status):
-			return runner.ExitSummary(status), nil
-		default:
-			return "", nil
 		}
 	}
+}
+
+// exitOf returns the exit summary of a client that does not run, "" for a clean exit.
+func exitOf(status helper.Status) string {
+	switch {
+	case status.State == helper.StateIdle: // started for a restart of the client that was interrupted
+		return runner.ExitUnknown
+	case runner.ExitedAbnormally(status):
+		return runner.ExitSummary(status)
+	}
+	return ""
+}
+
+// waitEnded returns the error of a wait that ended before the client was done, with what the client reported last.
+func waitEnded(ctx context.Context, m state.Mount, last helper.Status, err error) error {
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return InProgress(m, WithQueue(last.Queue, withOutput(last, err)))
+}
+
+// refreshIfDue gives a client that drains for long new credentials, and reports whether it was time to.
+func (d *Drainer) refreshIfDue(ctx context.Context, m state.Mount) bool {
+	if !d.tracker.Mount(m.Name).Drain.RefreshDue(d.refreshEvery) {
+		return false
+	}
+	if err := d.creds.RefreshDraining(ctx, m); err != nil && ctx.Err() == nil {
+		d.tracker.LogError(ctx, m.Name+" keys", err, "Cannot refresh credentials of draining client", "mount", m.Name, "volume", m.VolumeID)
+	}
+	return true
 }
 
 // makesProgress reports whether a client has used CPU time, or stored something, within the hang timeout.
@@ -369,9 +378,9 @@ var errOutdated = errors.New("the backend has other settings than those that the
 // errUnchanged means that the status did not change in time.
 var errUnchanged = errors.New("the helper's status has not changed")
 
-// nextStatus waits for a status after since, for at most checkEvery.
-func (d *Drainer) nextStatus(ctx context.Context, m state.Mount, since uint64) (helper.Status, error) {
-	sctx, cancel := context.WithTimeout(ctx, d.checkEvery)
+// nextStatus waits for a status after since. If there is none in time, the error is errUnchanged.
+func (d *Drainer) nextStatus(ctx context.Context, m state.Mount, since uint64, bound time.Duration) (helper.Status, error) {
+	sctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	status, err := d.peer(m.Name).WaitStatus(sctx, since)
 	if err != nil && sctx.Err() != nil && ctx.Err() == nil {
@@ -458,12 +467,12 @@ func formatQueue(q client.Queue) string {
 	for i := 0; size >= 1024 && i < len(units); i++ {
 		size, unit = size/1024, units[i:i+1]+"i"
 	}
-	plural := "s"
+	uploads := fmt.Sprintf("%d uploads", q.Uploads)
 	if q.Uploads == 1 {
-		plural = ""
+		uploads = "1 upload"
 	}
 	if unit == "" {
-		return fmt.Sprintf("%d upload%s, %d B", q.Uploads, plural, q.Bytes)
+		return fmt.Sprintf("%s, %d B", uploads, q.Bytes)
 	}
-	return fmt.Sprintf("%d upload%s, %.1f %sB", q.Uploads, plural, size, unit)
+	return fmt.Sprintf("%s, %.1f %sB", uploads, size, unit)
 }

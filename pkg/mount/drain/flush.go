@@ -94,12 +94,8 @@ func (d *Drainer) awaitReport(ctx context.Context, m state.Mount, stored func(he
 	var last helper.Status
 	empty := time.Now() // since when no upload is pending
 	for {
-		if entry.Drain.RefreshDue(d.refreshEvery) {
-			if err := d.creds.RefreshDraining(ctx, m); err != nil && ctx.Err() == nil {
-				d.tracker.LogError(ctx, m.Name+" keys", err, "Cannot refresh credentials of draining client", "mount", m.Name, "volume", m.VolumeID)
-			}
-		}
-		status, err := d.nextReport(ctx, m, last.Revision)
+		d.refreshIfDue(ctx, m)
+		status, err := d.nextStatus(ctx, m, last.Revision, min(d.checkEvery, d.reportBound))
 		switch {
 		case err == nil && status.State != helper.StateRunning:
 			return notFlushed("its client has exited")
@@ -111,10 +107,8 @@ func (d *Drainer) awaitReport(ctx context.Context, m state.Mount, stored func(he
 			}
 		case errors.Is(err, helper.ErrGone):
 			return notFlushed("its helper has exited")
-		case ctx.Err() != nil:
-			return InProgress(m, WithQueue(last.Queue, withOutput(last, context.Cause(ctx))))
-		case !errors.Is(err, errUnchanged):
-			return InProgress(m, WithQueue(last.Queue, withOutput(last, err)))
+		case ctx.Err() != nil, !errors.Is(err, errUnchanged):
+			return waitEnded(ctx, m, last, err)
 		}
 		pending := last.Queue != nil && last.Queue.Uploads > 0
 		if pending {
@@ -127,15 +121,4 @@ func (d *Drainer) awaitReport(ctx context.Context, m state.Mount, stored func(he
 			return notFlushed("its client makes no progress")
 		}
 	}
-}
-
-// nextReport is nextStatus for at most reportBound.
-func (d *Drainer) nextReport(ctx context.Context, m state.Mount, since uint64) (helper.Status, error) {
-	sctx, cancel := context.WithTimeout(ctx, d.reportBound)
-	defer cancel()
-	status, err := d.nextStatus(sctx, m, since)
-	if err != nil && sctx.Err() != nil && ctx.Err() == nil {
-		err = errUnchanged
-	}
-	return status, err
 }

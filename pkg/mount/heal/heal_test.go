@@ -19,11 +19,11 @@ func TestFailedHealIsRepeated(t *testing.T) {
 	p := parts.New(t, mounttest.S3{})
 	h := New(true, p.Namespace, p.Store, p.Pins, p.Tracker)
 	m := p.Mount("a", "1", "rclone", nil)
-	p.Tracker.Mount(m.Name).NeedsHealing()
-	if err := h.HealOnce(t.Context(), m, true); err == nil {
+	p.Tracker.Mount(m.Name).MarkHealed()
+	if err := h.Heal(t.Context(), m); err == nil {
 		t.Fatal("healed without a file system")
 	}
-	if err := h.HealOnce(t.Context(), m, false); err == nil {
+	if err := h.HealOnce(t.Context(), m); err == nil {
 		t.Error("it is not repeated")
 	}
 	for kind, want := range map[fault.Kind]bool{fault.NotFound: false, fault.Precondition: false, fault.Unsupported: false, fault.Timeout: true, fault.Unknown: true} {

@@ -10,6 +10,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 )
 
@@ -46,7 +47,7 @@ func (r *Runner) Restart(ctx context.Context, m *state.Mount, grant *creds.Grant
 		return errors.Join(err, planError)
 	}
 	failpoint.Here("restart.idle")
-	if err := r.Sources.Clear(ctx, *m, true); err != nil {
+	if err := r.Sources.Clear(ctx, *m, source.Pinned); err != nil {
 		return err
 	}
 	failpoint.Here("restart.cleared")
@@ -64,7 +65,7 @@ func (r *Runner) Restart(ctx context.Context, m *state.Mount, grant *creds.Grant
 		// A file system that does not answer would count as healthy. Without it the client exits by itself.
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 		defer cancel()
-		return errors.Join(err, r.Sources.Clear(cctx, *m, false))
+		return errors.Join(err, r.Sources.Clear(cctx, *m, source.Unpinned))
 	}
 	failpoint.Here("restart.serving")
 	return nil

@@ -87,7 +87,7 @@ func (r *Runner) Discard(ctx context.Context, m state.Mount) error {
 		}
 	}
 	failpoint.Here("discard.killed")
-	if err := r.Sources.Unmount(ctx, m, false); err != nil {
+	if err := r.Sources.Unmount(ctx, m, source.Detach); err != nil {
 		return err
 	}
 	failpoint.Here("discard.unmounted")

@@ -72,7 +72,7 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 	steps.log(ctx, m.Name)
 	entry := r.Tracker.Mount(m.Name)
 	entry.Set(m.Client, tracker.Healthy)
-	entry.NeedsHealing() // it has no bind mounts yet
+	entry.MarkHealed() // it has no bind mounts yet
 	r.Started(m.Name)
 	klog.FromContext(ctx).Info("Mounted", "mount", m.Name, "unit", m.Unit(), "client", cl.Name, "bucket", p.Spec.Bucket, "prefix", p.Spec.Prefix,
 		"uid", m.UID, "identity", p.Identity, "session", p.Grant.Order().Kind, "role", p.Grant.Order().RoleARN, "took", time.Since(m.Created).Round(time.Millisecond))

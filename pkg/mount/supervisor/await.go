@@ -14,6 +14,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/overlap"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
 )
@@ -88,7 +89,7 @@ func (d drainWait) stop(ctx context.Context) (drained bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	return true, d.super.drainer.Stop(ctx, m, drain.Options{Grant: grant, Replaced: m.Superseded})
+	return true, d.super.drainer.Stop(ctx, m, drain.Options{Grant: grant, Copies: source.Copies(m.Superseded)})
 }
 
 // grantFor returns the credentials that a publication supplies for a draining mount, whose helper may have lost its own in a crash or

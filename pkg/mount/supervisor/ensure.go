@@ -123,7 +123,7 @@ func (s *Supervisor) join(ctx context.Context, m *state.Mount, grant *creds.Gran
 	if err := s.restart(ctx, m, grant); err != nil {
 		return err
 	}
-	return s.healer.HealOnce(ctx, *m, true)
+	return s.healer.Heal(ctx, *m)
 }
 
 // restart restarts the client of a mount that is down, and counts and logs why. grant may be empty.
@@ -178,7 +178,7 @@ func (s *Supervisor) replace(ctx context.Context, m state.Mount, grant *creds.Gr
 			return failed(err)
 		}
 		s.tracker.CountRestart(m.Client, reason, true)
-		return m, s.healer.HealOnce(ctx, m, true)
+		return m, s.healer.Heal(ctx, m)
 	}
 	if grant.IsEmpty() {
 		if grant, err = s.creds.PlanOwn(ctx, m); err != nil {
@@ -205,7 +205,7 @@ func (s *Supervisor) replace(ctx context.Context, m state.Mount, grant *creds.Gr
 		return state.Mount{}, err
 	}
 	failpoint.Here("renew.succeeded")
-	if err := s.healer.HealOnce(ctx, successor, true); err != nil {
+	if err := s.healer.Heal(ctx, successor); err != nil {
 		return state.Mount{}, err
 	}
 	m.Superseded = true

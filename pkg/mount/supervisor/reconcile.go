@@ -13,6 +13,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 )
@@ -113,7 +114,7 @@ func (s *Supervisor) reconcileMount(ctx context.Context, name string) (again tim
 		rerr := s.creds.RefreshDraining(ctx, m)
 		ctx, cancel := context.WithTimeout(ctx, replacedBound)
 		defer cancel()
-		if err := s.drainer.Stop(ctx, m, drain.Options{Replaced: true}); err != nil {
+		if err := s.drainer.Stop(ctx, m, drain.Options{Copies: source.AwaitReplace}); err != nil {
 			return replacedRetry, errors.Join(err, rerr)
 		}
 		return 0, nil
@@ -144,7 +145,7 @@ func (s *Supervisor) keepServing(ctx context.Context, v view) (again time.Durati
 	reason := tracker.ReasonHelper
 	switch health {
 	case mount.Healthy:
-		herr := s.healer.HealOnce(ctx, m, v.stale)
+		herr := s.heal(ctx, v)
 		if v.pinned && herr == nil {
 			herr = s.pins.Release(ctx, m.Name)
 		}
@@ -166,12 +167,20 @@ func (s *Supervisor) keepServing(ctx context.Context, v view) (again time.Durati
 		if err := s.restart(ctx, &m, &creds.Grant{}); err != nil {
 			return entry.RestartPause(), err
 		}
-		return 0, s.healer.HealOnce(ctx, m, true)
+		return 0, s.healer.Heal(ctx, m)
 	}
 	if _, err := s.replace(ctx, m, &creds.Grant{}, reason); err != nil {
 		return entry.RestartPause(), err
 	}
 	return time.Second, nil
+}
+
+// heal heals a mount that shows a former file system, or that this process has not healed yet.
+func (s *Supervisor) heal(ctx context.Context, v view) error {
+	if v.stale {
+		return s.healer.Heal(ctx, v.mount)
+	}
+	return s.healer.HealOnce(ctx, v.mount)
 }
 
 // refresh returns the health of a mount in use, and refreshes the credentials of one that serves. rerr is the error of the latter: the

@@ -226,7 +226,7 @@ func (p *pass) confirm(ctx context.Context, name string) (done bool, err error) 
 	case health != mount.Healthy:
 		return false, nil
 	case unhealed:
-		p.super.tracker.Mount(name).NeedsHealing() // until now: it was found to have nothing to heal
+		p.super.tracker.Mount(name).MarkHealed() // it was found to have nothing to heal
 	}
 	return true, rerr
 }

@@ -104,7 +104,7 @@ func (s *Supervisor) healthAndStatus(ctx context.Context, m state.Mount) (mount.
 func (s *Supervisor) stopReplaced(ctx context.Context, m state.Mount, grant *creds.Grant) {
 	ctx, cancel := context.WithTimeout(ctx, replacedBound)
 	defer cancel()
-	if err := s.drainer.Stop(ctx, m, drain.Options{Grant: grant, Replaced: true}); err != nil {
+	if err := s.drainer.Stop(ctx, m, drain.Options{Grant: grant, Copies: source.AwaitReplace}); err != nil {
 		klog.FromContext(ctx).Info("Replaced mount is still in use", "mount", m.Name, "reason", err.Error())
 	}
 }

@@ -148,20 +148,16 @@ func (m *Mount) Healed() bool {
 	return m.healed
 }
 
-// NeedsHealing reports whether this process has not healed the mount's publications yet, and notes that it does so now.
-func (m *Mount) NeedsHealing() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	needs := !m.healed
-	m.healed = true
-	return needs
-}
+// MarkHealed notes that this process heals the mount's publications, or that there is nothing to heal.
+func (m *Mount) MarkHealed() { m.setHealed(true) }
 
-// HealAgain makes NeedsHealing report true again.
-func (m *Mount) HealAgain() {
+// MarkUnhealed notes that the mount's publications have to be healed again.
+func (m *Mount) MarkUnhealed() { m.setHealed(false) }
+
+func (m *Mount) setHealed(healed bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.healed = false
+	m.healed = healed
 }
 
 // Conflicts notes the number of conflicts that a mount's helper reports, and returns how many of them are new. Those from before
