@@ -145,7 +145,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 		users    = &uids.Allocator{Namespace: o.Namespace, Launcher: o.Launcher, Store: store, Range: o.UIDs}
 	)
 	run := &runner.Runner{
-		Namespace: o.Namespace, Launcher: o.Launcher, Backends: o.Backends, Clients: clients, Store: store, Sources: sources, Creds: provider,
+		Namespace: o.Namespace, Launcher: o.Launcher, Backend: o.Backends.Backend, Clients: clients, Store: store, Sources: sources, Creds: provider,
 		Spares:  spares.New(spares.Options{Namespace: o.Namespace, Launcher: o.Launcher, Preparer: o.Preparer, UIDs: users, Store: store, Tracker: track}),
 		Tracker: track, Peer: peer, UIDs: users, Programs: o.Programs, Version: o.Version, Limits: o.Limits,
 		MountTimeout: o.MountTimeout, HangTimeout: o.HangTimeout, Started: watchers.Follow,
@@ -164,7 +164,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 		return nil, err
 	}
 	publisher, err := publish.New(ctx, publish.Options{
-		Namespace: o.Namespace, Store: store, Mounts: super, Targets: healer, Backends: o.Backends, Planner: provider, Usage: meter, Clients: clients,
+		Namespace: o.Namespace, Store: store, Mounts: super, Targets: healer, Backends: o.Backends, Creds: provider, Usage: meter, Clients: clients,
 		TargetRoot: o.TargetRoot, MountTimeout: o.MountTimeout, DrainTimeout: o.DrainTimeout, Share: share(o.Limits), Refused: o.Refused,
 	})
 	if err != nil {

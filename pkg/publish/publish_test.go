@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
@@ -102,7 +101,7 @@ func newPublisher(t *testing.T, change func(*Options)) (*Publisher, *parts.Parts
 	t.Helper()
 	p, mounts := parts.New(t, mounttest.S3{}), &fakeMounts{health: mount.Healthy}
 	o := Options{
-		Namespace: p.Namespace, Store: p.Store, Mounts: mounts, Targets: fakeTargets{}, Backends: mounttest.S3{}, Planner: p.Creds, Usage: &fakeUsage{}, Clients: p.Clients,
+		Namespace: p.Namespace, Store: p.Store, Mounts: mounts, Targets: fakeTargets{}, Backends: mounttest.S3{}, Creds: p.Creds, Usage: &fakeUsage{}, Clients: p.Clients,
 		MountTimeout: time.Minute, DrainTimeout: time.Minute, Share: client.Share{CPUWeight: 100, Tasks: 1024},
 	}
 	if change != nil {
@@ -128,14 +127,12 @@ func TestErrorsAtShownTargetsAreNotFinal(t *testing.T) {
 	p, all, mounts := newPublisher(t, nil)
 	mounts.err, mounts.health = denied, mount.Down
 	shown := all.Show(all.Mount("a", "1", "mountpoint-s3", nil)).Target
-	withoutSecret := func(r *mount.Request) { r.Source = credentials.SourceSecret }
 	for what, tc := range map[string]struct {
 		change        func(*mount.Request)
 		refused       error
 		absent, shown fault.Kind
 	}{
 		"credentials denied": {func(*mount.Request) {}, nil, fault.Denied, fault.Unavailable},
-		"no secret":          {withoutSecret, nil, fault.Precondition, fault.Unavailable},
 		"an invalid option":  {func(r *mount.Request) { r.Options = []volume.Option{{Name: "no-such-option"}} }, nil, fault.Invalid, fault.Invalid},
 		"refused":            {func(*mount.Request) {}, fault.Errorf(fault.Precondition, "isolated"), fault.Precondition, fault.Unavailable},
 		"refused as invalid": {func(*mount.Request) {}, fault.Errorf(fault.Invalid, "x"), fault.Invalid, fault.Invalid},
@@ -216,7 +213,7 @@ func TestPublishWaitsAndIsUndone(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if _, ok, err := p.Store.Pubs.Get(t.Context(), bound); !ok || err != nil || len(mounts.called) != 2 {
+	if _, ok, err := p.parts.Store.Pubs.Get(t.Context(), bound); !ok || err != nil || len(mounts.called) != 2 {
 		t.Errorf("recorded: %t, %v; called: %v", ok, err, mounts.called)
 	}
 	mounts.mount.Name = "gone"
@@ -227,7 +224,7 @@ func TestPublishWaitsAndIsUndone(t *testing.T) {
 	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the target is left: %v", err)
 	}
-	if u, ok := p.Usage.(*fakeUsage); !ok || !slices.Equal(u.observed, []string{bound}) {
+	if u, ok := p.parts.Usage.(*fakeUsage); !ok || !slices.Equal(u.observed, []string{bound}) {
 		t.Errorf("observed by what measures usage: %+v", u)
 	}
 }

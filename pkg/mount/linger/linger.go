@@ -27,6 +27,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
@@ -71,35 +73,18 @@ func (b Limits) exceeding(all []tracker.Linger) (end []eviction) {
 	return end
 }
 
-// Client is what a Lingerer asks of a mount's client.
-type Client interface {
-	ProbeStatus(ctx context.Context, m state.Mount) (mount.Health, helper.Status, error)
-	// Outdated reports whether the mount's backend has another configuration than when its client was started.
-	Outdated(m state.Mount) (bool, error)
-}
-
-// Backends are the S3 services of the config file.
-type Backends interface {
-	Backend(name string) (backend.Backend, error)
-}
-
-// Pins are the former file systems of mounts.
-type Pins interface {
-	UnpinAll(ctx context.Context, name string) error
-}
-
 // Lingerer begins, checks and ends the lingering of mounts. The caller of a method that is given a mount holds the lock of the mount's
 // key.
 type Lingerer struct {
-	Client   Client
-	Drainer  *drain.Drainer
-	Pins     Pins
-	Backends Backends
-	Store    *state.Store
-	Creds    *creds.Provider
-	Tracker  *tracker.Tracker
-	Peer     func(name string) *helper.Peer // the helper of a mount
-	Limits   Limits
+	Runner  *runner.Runner
+	Drainer *drain.Drainer
+	Pins    *pins.Pins
+	Backend func(name string) (backend.Backend, error)
+	Store   *state.Store
+	Creds   *creds.Provider
+	Tracker *tracker.Tracker
+	Peer    func(name string) *helper.Peer // the helper of a mount
+	Limits  Limits
 	// TryLock locks the key of a mount unless another call holds the lock.
 	TryLock func(key string) (unlock func(), ok bool)
 }
@@ -200,7 +185,7 @@ func (l *Lingerer) lingerable(ctx context.Context, m state.Mount) (helper.Status
 	if reason != "" {
 		return status, "", unable("it would end at once, reason " + reason)
 	}
-	be, err := l.Backends.Backend(m.Spec.Backend)
+	be, err := l.Backend(m.Spec.Backend)
 	if err != nil {
 		return status, "", unable(err.Error())
 	}
@@ -209,7 +194,7 @@ func (l *Lingerer) lingerable(ctx context.Context, m state.Mount) (helper.Status
 
 // unfit returns why a mount must not linger, "" if it may, and the status of its helper.
 func (l *Lingerer) unfit(ctx context.Context, m state.Mount) (reason string, status helper.Status, err error) {
-	be, err := l.Backends.Backend(m.Spec.Backend)
+	be, err := l.Backend(m.Spec.Backend)
 	switch {
 	case fault.Is(err, fault.Precondition):
 		return tracker.EndedBackend, status, nil // it is no longer configured
@@ -218,10 +203,10 @@ func (l *Lingerer) unfit(ctx context.Context, m state.Mount) (reason string, sta
 	case m.Linger != nil && be.Revision() != m.Linger.Backend:
 		return tracker.EndedBackend, status, nil
 	}
-	if old, err := l.Client.Outdated(m); err != nil || old {
+	if old, err := l.Runner.Outdated(m); err != nil || old {
 		return tracker.EndedBackend, status, err
 	}
-	health, status, err := l.Client.ProbeStatus(ctx, m)
+	health, status, err := l.Runner.ProbeStatus(ctx, m)
 	switch {
 	case err != nil:
 		return "", status, err
@@ -328,7 +313,8 @@ func (l *Lingerer) Join(ctx context.Context, m *state.Mount, w want.Mount) (join
 	failpoint.Here("linger.joined")
 	l.Tracker.Mount(m.Name).Set(m.Client, tracker.Healthy)
 	l.Tracker.CountLingerHit(m.Client)
-	klog.FromContext(ctx).Info("Lingering mount is used again", "mount", m.Name, "volume", w.Publication.VolumeID, "client", m.Client, "lingered", lingered.Round(time.Millisecond))
+	klog.FromContext(ctx).Info("Lingering mount is used again", "mount", m.Name, "volume", w.Publication.VolumeID, "client", m.Client,
+		"lingered", lingered.Round(time.Millisecond))
 	return true, nil
 }
 
@@ -339,7 +325,7 @@ func (l *Lingerer) renewJoined(ctx context.Context, m state.Mount, grant *creds.
 		if err := grant.Fit(ctx, m.Client); err != nil {
 			return err
 		}
-		be, err := l.Backends.Backend(m.Spec.Backend)
+		be, err := l.Backend(m.Spec.Backend)
 		if err != nil {
 			return err
 		}

@@ -47,7 +47,7 @@ func newLingerer(t *testing.T, change func(*state.Mount)) (*Lingerer, *parts.Par
 	t.Helper()
 	r, p := runnertest.New(t, &mounttest.UIDs{}, mounttest.S3{}, 0)
 	l := &Lingerer{
-		Client: r, Drainer: drain.New(r, 0), Pins: p.Pins, Backends: p.Backends, Store: p.Store, Creds: p.Creds, Tracker: p.Tracker, Peer: p.Peer,
+		Runner: r, Drainer: drain.New(r, 0), Pins: p.Pins, Backend: p.Backends.Backend, Store: p.Store, Creds: p.Creds, Tracker: p.Tracker, Peer: p.Peer,
 		Limits: Limits{Mounts: 2, Memory: 1 << 30}, TryLock: new(namedlock.Locks).TryLock,
 	}
 	m := p.Mount("a", "1", "mountpoint-s3", func(m *state.Mount) {

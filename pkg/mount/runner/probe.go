@@ -135,7 +135,7 @@ func (r *Runner) oomKills(ctx context.Context, m state.Mount) uint64 {
 
 // Outdated reports whether a mount's backend has another configuration than when its client was started.
 func (r *Runner) Outdated(m state.Mount) (bool, error) {
-	be, err := r.Backends.Backend(m.Spec.Backend)
+	be, err := r.Backend(m.Spec.Backend)
 	if fault.Is(err, fault.Precondition) {
 		return false, nil // removed from the config file: running mounts continue
 	}

@@ -35,7 +35,7 @@ func (r *Runner) Restart(ctx context.Context, m *state.Mount, grant *creds.Grant
 	if err := grant.Fit(ctx, m.Client); err != nil {
 		return err
 	}
-	be, err := r.Backends.Backend(m.Spec.Backend)
+	be, err := r.Backend(m.Spec.Backend)
 	if err != nil {
 		return err
 	}

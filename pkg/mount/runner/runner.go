@@ -40,11 +40,6 @@ type Launcher interface {
 	OOMKills(ctx context.Context, name string, uid uint32) (uint64, error)
 }
 
-// Backends are the S3 services of the config file.
-type Backends interface {
-	Backend(name string) (backend.Backend, error)
-}
-
 // Programs are the programs of the clients.
 type Programs interface {
 	// Path returns the path of a client's program on the host. A program that cannot run there is fault.Precondition.
@@ -57,7 +52,7 @@ type Runner struct {
 	Launcher  Launcher
 	UIDs      *uids.Allocator
 	Spares    *spares.Pool
-	Backends  Backends
+	Backend   func(name string) (backend.Backend, error)
 	Clients   client.Registry
 	Store     *state.Store
 	Sources   *source.Sources

@@ -29,7 +29,7 @@ func newRunner(t *testing.T, l Launcher, b creds.Backends) (*Runner, *parts.Part
 	t.Helper()
 	p := parts.New(t, b)
 	return &Runner{
-		Namespace: p.Namespace, Launcher: l, Backends: b, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
+		Namespace: p.Namespace, Launcher: l, Backend: b.Backend, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
 		Programs: mounttest.Programs("/opt"), Peer: p.Peer, MountTimeout: time.Minute,
 	}, p
 }

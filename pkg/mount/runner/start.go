@@ -44,7 +44,7 @@ type StartParams struct {
 // give it the session; read the root; record that it runs. The session is made and proven beside all that, and the client, which waits
 // for it, gets it only then. If it is refused, the client is killed. A client with static keys is started when they are proven.
 func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) {
-	be, err := r.Backends.Backend(p.Spec.Backend)
+	be, err := r.Backend(p.Spec.Backend)
 	if err != nil {
 		return state.Mount{}, err
 	}

@@ -108,7 +108,7 @@ func (d drainWait) grantFor(ctx context.Context, m *state.Mount) (*creds.Grant, 
 	}
 	if err == nil && rotated {
 		var be backend.Backend
-		if be, err = d.super.backends.Backend(m.Spec.Backend); err == nil {
+		if be, err = d.super.backend(m.Spec.Backend); err == nil {
 			err = d.super.creds.Prove(ctx, grant, be, m.Spec)
 		}
 	}

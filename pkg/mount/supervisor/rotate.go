@@ -50,7 +50,7 @@ type rotation struct {
 // Rotate moves a published volume to the session of its new secret. shown is the mount at the target.
 func (s *Supervisor) Rotate(ctx context.Context, w want.Mount, shown state.Mount, pub state.Publication) error {
 	r := rotation{s, w, shown, pub}
-	be, err := s.backends.Backend(w.Spec.Backend)
+	be, err := s.backend(w.Spec.Backend)
 	if err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func (s *Supervisor) verifyRotation(ctx context.Context, m state.Mount, grant *c
 	if !errors.Is(answer, unix.EIO) && !errors.Is(answer, unix.EACCES) && !errors.Is(answer, unix.EPERM) {
 		return nil
 	}
-	be, err := s.backends.Backend(m.Spec.Backend)
+	be, err := s.backend(m.Spec.Backend)
 	if err != nil {
 		return err
 	}

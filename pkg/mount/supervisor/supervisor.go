@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
@@ -50,7 +51,7 @@ type Options struct {
 // Supervisor decides what happens to mounts.
 type Supervisor struct {
 	namespace *host.Namespace
-	backends  runner.Backends
+	backend   func(name string) (backend.Backend, error)
 	clients   client.Registry
 	store     *state.Store
 	sources   *source.Sources
@@ -70,12 +71,12 @@ type Supervisor struct {
 func New(o Options) *Supervisor {
 	r := o.Runner
 	s := &Supervisor{
-		namespace: r.Namespace, backends: r.Backends, clients: r.Clients, store: r.Store, sources: r.Sources, creds: r.Creds, tracker: r.Tracker,
+		namespace: r.Namespace, backend: r.Backend, clients: r.Clients, store: r.Store, sources: r.Sources, creds: r.Creds, tracker: r.Tracker,
 		runner: r, drainer: o.Drainer, healer: o.Healer, pins: o.Pins,
-		order: overlap.Order{Store: r.Store, Namespace: r.Namespace, Pins: o.Pins, Backends: r.Backends},
+		order: overlap.Order{Store: r.Store, Namespace: r.Namespace, Pins: o.Pins, Backend: r.Backend},
 	}
 	s.lingerer = &linger.Lingerer{
-		Client: r, Drainer: o.Drainer, Pins: o.Pins, Backends: r.Backends, Store: r.Store, Creds: r.Creds, Tracker: r.Tracker, Peer: r.Peer,
+		Runner: r, Drainer: o.Drainer, Pins: o.Pins, Backend: r.Backend, Store: r.Store, Creds: r.Creds, Tracker: r.Tracker, Peer: r.Peer,
 		Limits: o.Linger, TryLock: s.keys.TryLock,
 	}
 	return s

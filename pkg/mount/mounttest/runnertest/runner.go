@@ -20,7 +20,7 @@ func New(t *testing.T, l runner.Launcher, b creds.Backends, hangTimeout time.Dur
 	p := parts.New(t, b)
 	u := &uids.Allocator{Namespace: p.Namespace, Launcher: l, Store: p.Store, Range: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}}
 	return &runner.Runner{
-		Namespace: p.Namespace, Launcher: l, Backends: b, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
+		Namespace: p.Namespace, Launcher: l, Backend: b.Backend, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
 		Programs: mounttest.Programs("/opt"), Peer: p.Peer, UIDs: u,
 		Spares:       spares.New(spares.Options{Namespace: p.Namespace, Launcher: l, UIDs: u, Store: p.Store, Tracker: p.Tracker}),
 		MountTimeout: time.Minute, HangTimeout: hangTimeout, Started: func(string) {},
