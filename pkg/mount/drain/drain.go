@@ -152,7 +152,7 @@ func (d *Drainer) reportUnstored(ctx context.Context, m state.Mount) error {
 	if err := d.store.Write(ctx, m); err != nil {
 		return err
 	}
-	d.tracker.CountUnstored(m.Client, u.Files)
+	d.tracker.Metrics.Unstored.WithLabelValues(m.Client).Add(float64(u.Files))
 	klog.FromContext(ctx).Error(nil, "Closed files are not stored", "mount", m.Name, "volume", m.VolumeID, "client", m.Client,
 		"bucket", m.Spec.Bucket, "prefix", m.Spec.Prefix, "files", u.Files, "key", u.Name, "reason", u.Reason)
 	return fault.Errorf(fault.Precondition,
@@ -265,7 +265,7 @@ func (d *Drainer) update(ctx context.Context, m *state.Mount, grant *creds.Grant
 	of := []any{"mount", m.Name, "volume", m.VolumeID, "client", m.Client}
 	klog.FromContext(ctx).Info("Restarting draining client, its backend has other settings", of...)
 	err := d.runner.Restart(ctx, m, cmp.Or(grant, &creds.Grant{}))
-	d.tracker.CountRestart(m.Client, tracker.ReasonConfig, err == nil)
+	d.tracker.CountRestart(m.Client, tracker.ReasonConfig, err)
 	if err != nil && ctx.Err() == nil {
 		d.tracker.LogError(ctx, m.Name+" settings", err, "Cannot restart draining client with its backend's settings", of...)
 	}

@@ -281,7 +281,7 @@ func memoryOf(m state.Mount, status helper.Status) (bytes uint64) {
 func (l *Lingerer) End(ctx context.Context, m state.Mount, reason string) error {
 	klog.FromContext(ctx).Info("Lingering mount ends", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "reason", reason,
 		"lingered", time.Since(m.Linger.Since).Round(time.Second))
-	l.Tracker.CountLingerEnd(m.Client, reason)
+	l.Tracker.Metrics.LingerEnds.WithLabelValues(m.Client, reason).Inc()
 	failpoint.Here("linger.ending")
 	return l.Drainer.StopWithPredecessors(ctx, m)
 }
@@ -312,7 +312,7 @@ func (l *Lingerer) Join(ctx context.Context, m *state.Mount, w want.Mount) (join
 	}
 	failpoint.Here("linger.joined")
 	l.Tracker.Mount(m.Name).Set(m.Client, tracker.Healthy)
-	l.Tracker.CountLingerHit(m.Client)
+	l.Tracker.Metrics.LingerHits.WithLabelValues(m.Client).Inc()
 	klog.FromContext(ctx).Info("Lingering mount is used again", "mount", m.Name, "volume", w.Publication.VolumeID, "client", m.Client,
 		"lingered", lingered.Round(time.Millisecond))
 	return true, nil

@@ -104,7 +104,7 @@ func Restore(ctx context.Context, store *state.Store, clients client.Registry) e
 // reconcile is one reconcile pass over all mounts, followed by garbage collection.
 func (m *Monitor) reconcile(ctx context.Context) error {
 	began := time.Now()
-	defer func() { m.Tracker.CountReconcile(time.Since(began)) }()
+	defer func() { m.Tracker.Metrics.Reconcile.Observe(time.Since(began).Seconds()) }()
 	names, err := m.list(ctx)
 	if err != nil {
 		return err
@@ -203,6 +203,53 @@ func (m *Monitor) reportOrphanedCaches(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "Cannot read cache directory", "directory", m.Store.Cache)
 	case len(left) > 0:
 		klog.FromContext(ctx).Info("Orphaned cache directories may hold pending uploads", "directories", left)
+	}
+}
+
+const (
+	lingerCheck = time.Second     // between two looks for lingering mounts whose time is over
+	lingerRetry = 5 * time.Second // until one that did not end is reconciled again
+)
+
+// watchLingers reconciles each lingering mount when its time is over, until ctx ends.
+func (m *Monitor) watchLingers(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	var ending sync.Map // names
+	ticker := time.NewTicker(lingerCheck)
+	defer ticker.Stop()
+	for {
+		for _, l := range m.Tracker.Lingering() {
+			if time.Now().Before(l.Until) {
+				continue
+			}
+			if _, ends := ending.LoadOrStore(l.Name, true); !ends {
+				wg.Go(func() {
+					defer ending.Delete(l.Name)
+					m.endLinger(ctx, l.Name)
+				})
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// endLinger reconciles a mount whose time to linger is over. If the mount does not end, it returns when the next attempt is due.
+func (m *Monitor) endLinger(ctx context.Context, name string) {
+	_, gone, err := m.Mounts.Reconcile(ctx, name)
+	if gone || ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		m.Tracker.LogError(ctx, name, err, "Cannot end lingering mount", "mount", name, "retryIn", lingerRetry)
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(lingerRetry):
 	}
 }
 

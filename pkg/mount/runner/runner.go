@@ -107,7 +107,7 @@ func (r *Runner) KillUnresponsive(ctx context.Context, m state.Mount, why string
 	case m.Linger != nil:
 		lost = "nothing: the mount lingers"
 	default:
-		r.Tracker.CountUnflushed(m.Client)
+		r.Tracker.Metrics.Unflushed.WithLabelValues(m.Client).Inc()
 	}
 	klog.FromContext(ctx).Error(nil, "Client unresponsive, killing it", "mount", m.Name, "volume", m.VolumeID, "client", m.Client,
 		"for", r.HangTimeout, "reason", why, "lost", lost)

@@ -57,8 +57,7 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 		return state.Mount{}, err
 	}
 	defer release()
-	steps := newTimeline(ctx)
-	t, up := r.beginTrial(ctx, p, be, steps)
+	t, up := r.beginTrial(ctx, p, be)
 	t.known = t.known && !cl.StaticKeys // its client starts with the keys, when they are proven
 	defer t.end()
 	s := &start{runner: r, params: p, backend: be, client: cl, trial: t}
@@ -69,7 +68,7 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 	if err != nil {
 		return state.Mount{}, err
 	}
-	steps.log(ctx, m.Name)
+	t.steps.log(ctx, m.Name)
 	entry := r.Tracker.Mount(m.Name)
 	entry.Set(m.Client, tracker.Healthy)
 	entry.MarkHealed() // it has no bind mounts yet
@@ -215,14 +214,14 @@ func (s *start) bringUpHelper(ctx context.Context, m state.Mount) error {
 	if err == nil {
 		failpoint.Here("spare.assigned")
 		klog.FromContext(ctx).V(2).Info("Spare helper assigned", "unit", m.Spare, "mount", m.Name, "uid", m.UID)
-		s.runner.Tracker.CountSpare(tracker.SpareTaken)
+		s.runner.Tracker.Metrics.SpareRequests.WithLabelValues(tracker.SpareTaken).Inc()
 		s.runner.Spares.DescribeLater(u)
 		return nil
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("assigning a spare helper: %w", err)
 	}
-	s.runner.Tracker.CountSpare(tracker.SpareFailed)
+	s.runner.Tracker.Metrics.SpareRequests.WithLabelValues(tracker.SpareFailed).Inc()
 	klog.FromContext(ctx).Info("Spare helper unusable, starting another", "mount", m.Name, "unit", m.Spare, "error", err.Error())
 	if err := s.runner.Launcher.Kill(ctx, m.UID); err != nil {
 		return fmt.Errorf("killing an unusable spare helper: %w", err)

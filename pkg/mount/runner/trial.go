@@ -3,6 +3,10 @@ package runner
 import (
 	"context"
 	"errors"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -12,12 +16,37 @@ import (
 // errElsewhere means that a client was started for another region or owner of the bucket than the trial found.
 var errElsewhere = errors.New("the bucket has another region or owner than expected")
 
+// timelineLevel is the verbosity at which timelines are logged.
+const timelineLevel = 4
+
+// timeline records when the steps of a start were done.
+type timeline struct {
+	began time.Time
+	mu    sync.Mutex
+	steps []any // names and times since began, for a log line
+}
+
+// done records that a step was done.
+func (t *timeline) done(step string) {
+	took := time.Since(t.began).Round(10 * time.Microsecond)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.steps = append(t.steps, step, took)
+}
+
+// log logs the times of the steps since the beginning.
+func (t *timeline) log(ctx context.Context, mount string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	klog.FromContext(ctx).V(timelineLevel).Info("Timeline of the start", append([]any{"mount", mount}, t.steps...)...)
+}
+
 // trial makes and proves the credentials of a new mount, beside everything that does not need them.
 type trial struct {
 	expected backend.BucketInfo // what it will probably find
 	known    bool               // expected is known
 	cancel   context.CancelFunc
-	steps    *timeline
+	steps    timeline
 	done     chan struct{} // closed when the following is valid
 	err      error
 	keys     credentials.Keys
@@ -27,9 +56,9 @@ type trial struct {
 
 // beginTrial begins a trial, which has the grant until it is done. The context that it returns ends with ctx, with the trial's end, and
 // when the credentials are refused.
-func (r *Runner) beginTrial(ctx context.Context, p StartParams, be backend.Backend, steps *timeline) (*trial, context.Context) {
+func (r *Runner) beginTrial(ctx context.Context, p StartParams, be backend.Backend) (*trial, context.Context) {
 	grant := p.Grant
-	t := &trial{done: make(chan struct{}), steps: steps}
+	t := &trial{done: make(chan struct{}), steps: timeline{began: time.Now()}}
 	t.expected, t.known = r.Creds.Expect(grant, be, p.Spec)
 	ctx, t.cancel = context.WithCancel(ctx)
 	up, refuse := context.WithCancel(ctx)
@@ -39,7 +68,7 @@ func (r *Runner) beginTrial(ctx context.Context, p StartParams, be backend.Backe
 			refuse()
 			return
 		}
-		steps.done("proven")
+		t.steps.done("proven")
 		t.keys, t.order, t.bucket = grant.Made(), grant.RenewalOrder(), grant.Bucket()
 		close(t.done)
 	}()

@@ -19,7 +19,7 @@ func TestARefusalExplainsWhatItCancels(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		trial, up := r.beginTrial(t.Context(), StartParams{Grant: grant, Spec: m.Spec}, p.Backend(), nil)
+		trial, up := r.beginTrial(t.Context(), StartParams{Grant: grant, Spec: m.Spec}, p.Backend())
 		<-up.Done()
 		if err := trial.explain(t.Context(), context.Cause(up)); !fault.Is(err, fault.Unauthenticated) {
 			t.Fatalf("kind %s: %v", fault.KindOf(err), err)

@@ -115,7 +115,7 @@ func (p *Pool) Begin(needs []netip.Addr) (spare *state.Spare, end func()) {
 		p.countReady()
 	default:
 		p.target, p.decays = min(2*p.target, maxSpares), time.Now().Add(spareDecay)
-		p.parts.Tracker.CountSpare(tracker.SpareMissing)
+		p.parts.Tracker.Metrics.SpareRequests.WithLabelValues(tracker.SpareMissing).Inc()
 	}
 	return spare, sync.OnceFunc(func() {
 		p.mu.Lock()
@@ -149,7 +149,7 @@ func (p *Pool) hurry() {
 }
 
 // countReady updates the metric. Call under mu.
-func (p *Pool) countReady() { p.parts.Tracker.SetSpares(len(p.ready)) }
+func (p *Pool) countReady() { p.parts.Tracker.Metrics.Spares.Set(float64(len(p.ready))) }
 
 // Run ends the spares of the driver before this one, keeps helpers ready for new mounts until ctx ends, and then ends those that no mount
 // has taken.

@@ -135,7 +135,7 @@ func (s *Supervisor) restart(ctx context.Context, m *state.Mount, grant *creds.G
 	entry.Set(m.Client, tracker.Failed)
 	began := time.Now()
 	err := s.runner.Restart(ctx, m, grant)
-	s.tracker.CountRestart(m.Client, why.Reason, err == nil)
+	s.tracker.CountRestart(m.Client, why.Reason, err)
 	entry.RestartDone(err)
 	if err != nil {
 		return fault.Errorf(fault.Unavailable, "volume %s: restarting client %s of mount %s after it exited (%s): %w", m.VolumeID, m.Client, m.Name, why.Detail, err)
@@ -165,7 +165,7 @@ func (s *Supervisor) replace(ctx context.Context, m state.Mount, grant *creds.Gr
 	}
 	klog.FromContext(ctx).Info("Replacing mount", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "reason", reason)
 	failed := func(err error) (state.Mount, error) {
-		s.tracker.CountRestart(m.Client, reason, false)
+		s.tracker.CountRestart(m.Client, reason, err)
 		s.tracker.Mount(m.Name).RestartDone(err)
 		return state.Mount{}, err
 	}
@@ -177,7 +177,7 @@ func (s *Supervisor) replace(ctx context.Context, m state.Mount, grant *creds.Gr
 		if err := s.runner.Restart(ctx, &m, grant); err != nil {
 			return failed(err)
 		}
-		s.tracker.CountRestart(m.Client, reason, true)
+		s.tracker.CountRestart(m.Client, reason, nil)
 		return m, s.healer.Heal(ctx, m)
 	}
 	if grant.IsEmpty() {
@@ -200,7 +200,7 @@ func (s *Supervisor) replace(ctx context.Context, m state.Mount, grant *creds.Gr
 		return failed(err)
 	}
 	failpoint.Here("renew.started")
-	s.tracker.CountRestart(m.Client, reason, true)
+	s.tracker.CountRestart(m.Client, reason, nil)
 	if err := s.store.Pubs.Succeed(ctx, successor); err != nil {
 		return state.Mount{}, err
 	}

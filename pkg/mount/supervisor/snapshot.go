@@ -4,7 +4,6 @@ import (
 	"context"
 	"path/filepath"
 	"slices"
-	"sync"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
@@ -134,7 +133,7 @@ type pass struct {
 // What was read only serves to find mounts that are in order, which is nearly all of them. Before any other mount is changed, its
 // state is read again under the lock of its key.
 func (s *Supervisor) BeginPass(ctx context.Context) (func(ctx context.Context, key string, names []string, failed func(name string, err error)), error) {
-	s.keys.changed.clear() // before the first read: what changes from here on is not in the snapshot
+	s.keys.changed.Clear() // before the first read: what changes from here on is not in the snapshot
 	all, err := s.store.Mounts(ctx)
 	if err != nil {
 		return nil, err
@@ -177,7 +176,8 @@ func (p *pass) tryReconcile(ctx context.Context, key string, names []string, fai
 		return
 	}
 	defer unlock()
-	current := !p.super.keys.changed.has(key)
+	_, changed := p.super.keys.changed.Load(key)
+	current := !changed
 	for _, name := range names {
 		if current {
 			done, err := p.confirm(ctx, name)
@@ -237,30 +237,4 @@ func (p *pass) succeeds(m state.Mount) bool {
 		former, have := p.records[name]
 		return have && !former.Superseded || len(p.seen.pubs[name]) > 0
 	})
-}
-
-// changedKeys are the keys of mounts that were locked, so that their mounts may have changed, since it was cleared.
-type changedKeys struct {
-	mu   sync.Mutex
-	keys map[string]bool
-}
-
-func (c *changedKeys) clear() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.keys = map[string]bool{}
-}
-
-func (c *changedKeys) add(key string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.keys != nil { // nil: there has been no pass yet
-		c.keys[key] = true
-	}
-}
-
-func (c *changedKeys) has(key string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.keys[key]
 }

@@ -6,6 +6,7 @@ package supervisor
 import (
 	"context"
 	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -123,19 +124,19 @@ func movedElsewhere(all []state.Publication, name, target string) bool {
 // keyLocks are the locks of mount keys: one generation of a mount comes after the other.
 type keyLocks struct {
 	locks   namedlock.Locks
-	changed changedKeys
+	changed sync.Map // the keys that were locked since it was cleared: their mounts may have changed
 }
 
 // Lock is namedlock.Locks.Lock. The key counts as changed from its release on.
 func (l *keyLocks) Lock(ctx context.Context, key string) (unlock func(), err error) {
 	release, err := l.locks.Lock(ctx, key)
-	return func() { l.changed.add(key); release() }, err
+	return func() { l.changed.Store(key, true); release() }, err
 }
 
 // TryLock is namedlock.Locks.TryLock. The key counts as changed from its release on.
 func (l *keyLocks) TryLock(key string) (unlock func(), ok bool) {
 	release, ok := l.locks.TryLock(key)
-	return func() { l.changed.add(key); release() }, ok
+	return func() { l.changed.Store(key, true); release() }, ok
 }
 
 func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err error) {

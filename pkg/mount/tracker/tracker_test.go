@@ -100,7 +100,7 @@ func TestMetricsOfSessions(t *testing.T) {
 	now := time.Now()
 	tr.now = func() time.Time { return now }
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(gauges{tr}, tr.metrics.renewals, tr.metrics.renewalFailures)
+	registry.MustRegister(gauges{tr}, tr.Metrics.renewals, tr.Metrics.renewalFailures)
 	shows := func(renewals, failures float64, state string) {
 		t.Helper()
 		families, err := registry.Gather()

@@ -21,6 +21,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
@@ -100,8 +101,8 @@ func (f *fixture) Backend(name string) (backend.Backend, error) {
 	return backend.Backend{Name: name, Endpoint: "http://s3.example"}, nil
 }
 
-func (f *fixture) UsageKeys(_ context.Context, _ mount.Request, spec mount.Spec, record string, tags bool) (credentials.Keys, error) {
-	f.sessions = append(f.sessions, fmt.Sprintf("%s%q record=%q tags=%t", spec.Bucket, spec.Prefix, record, tags))
+func (f *fixture) UsageKeys(_ context.Context, _ mount.Request, spec mount.Spec, record creds.UsageRecord) (credentials.Keys, error) {
+	f.sessions = append(f.sessions, fmt.Sprintf("%s%q record=%q tags=%t", spec.Bucket, spec.Prefix, record.Key, record.Tags))
 	return credentials.Keys{AccessKeyID: "a", SecretAccessKey: "s"}, f.session
 }
 
