@@ -118,8 +118,9 @@ func (r *Runner) updateCommand(ctx context.Context, m *state.Mount, be backend.B
 	return r.setCommand(ctx, m, service{cl, be, bucket})
 }
 
-// unit returns the unit of a mount's helper, without its socket.
-func (r *Runner) unit(m state.Mount, be backend.Backend) (launcher.Unit, error) {
+// prepareUnit returns the unit of a mount's helper, without its socket, and writes the certificates of the backend where the client can
+// read them.
+func (r *Runner) prepareUnit(ctx context.Context, m state.Mount, be backend.Backend) (launcher.Unit, error) {
 	cl, err := r.Clients.Of(m.Client)
 	if err != nil {
 		return launcher.Unit{}, err
@@ -132,10 +133,9 @@ func (r *Runner) unit(m state.Mount, be backend.Backend) (launcher.Unit, error) 
 		Name: m.Unit(), Description: fmt.Sprintf("S3 volume %s (%s), mount %s", m.VolumeID, m.Client, m.Name),
 		UID: m.UID, GID: m.UID, StateDir: r.Store.HelperDir(m.Name), CacheDir: r.Store.CacheDir(m.Name),
 		Callers: cl.CallerPIDs, Needs: be.Addresses(m.Spec.Source), Limits: r.limits(m.Spec, cl, options),
-	}, nil
+	}, r.writeCA(ctx, m.Name, be)
 }
 
-// writeCA writes the certificates of the backend where the client can read them.
 func (r *Runner) writeCA(ctx context.Context, name string, be backend.Backend) error {
 	if be.CAFile == "" {
 		return nil

@@ -203,11 +203,8 @@ func (s *start) bringUpHelper(ctx context.Context, m state.Mount) error {
 	if m.Spare == "" {
 		return s.runner.launchHelper(ctx, m, s.backend)
 	}
-	u, err := s.runner.unit(m, s.backend)
+	u, err := s.runner.prepareUnit(ctx, m, s.backend)
 	if err != nil {
-		return err
-	}
-	if err := s.runner.writeCA(ctx, m.Name, s.backend); err != nil {
 		return err
 	}
 	err = s.runner.Spares.Assign(ctx, s.runner.Peer(m.Name), u)
@@ -247,16 +244,13 @@ func (r *Runner) releaseSpare(ctx context.Context, m state.Mount) error {
 	if m.Spare == "" {
 		return nil
 	}
-	return r.Store.Spares.Remove(ctx, m.Spare)
+	return r.Store.RemoveSpare(ctx, m.Spare)
 }
 
 // launchHelper starts a mount's helper, without a client.
 func (r *Runner) launchHelper(ctx context.Context, m state.Mount, be backend.Backend) error {
-	u, err := r.unit(m, be)
+	u, err := r.prepareUnit(ctx, m, be)
 	if err != nil {
-		return err
-	}
-	if err := r.writeCA(ctx, m.Name, be); err != nil {
 		return err
 	}
 	if err := r.Store.RestoreHelperDir(ctx, m); err != nil {

@@ -162,7 +162,7 @@ func (p *Pool) Run(ctx context.Context) {
 
 // endFormer ends the spares of the driver before this one, which may have had another version, launcher or range of uids.
 func (p *Pool) endFormer(ctx context.Context) {
-	former, err := p.parts.Store.Spares.All(ctx)
+	former, err := p.parts.Store.Spares(ctx)
 	for _, spare := range former {
 		err = errors.Join(err, p.end(ctx, spare))
 	}
@@ -177,7 +177,7 @@ func (p *Pool) endFormer(ctx context.Context) {
 func (p *Pool) end(ctx context.Context, spare state.Spare) error {
 	_, err := p.quit(ctx, spare)
 	if spare.UID == 0 || errors.Is(err, helper.ErrGone) {
-		return p.parts.Store.Spares.Remove(ctx, spare.Name)
+		return p.parts.Store.RemoveSpare(ctx, spare.Name)
 	}
 	return p.kill(ctx, spare)
 }
@@ -217,20 +217,20 @@ func (p *Pool) step(ctx context.Context) time.Duration {
 		return p.pause(ctx, err, "Cannot end spare helper")
 	}
 	p.check(ctx)
-	switch p.missing() {
-	case 1:
-		failpoint.Here("spare.missing")
-		err := p.start(ctx)
-		if fault.Is(err, fault.Unsupported) { // the launcher prepares none from now on
-			klog.FromContext(ctx).Info("No spare helpers", "reason", err.Error())
-			return spareCheck
-		}
-		return p.pause(ctx, err, "Cannot start spare helper")
-	case -1:
-		p.discardOne()
+	missing, discarded := p.adjust()
+	switch {
+	case discarded:
 		return 0
+	case !missing:
+		return spareCheck
 	}
-	return spareCheck
+	failpoint.Here("spare.missing")
+	err := p.start(ctx)
+	if fault.Is(err, fault.Unsupported) { // the launcher prepares none from now on
+		klog.FromContext(ctx).Info("No spare helpers", "reason", err.Error())
+		return spareCheck
+	}
+	return p.pause(ctx, err, "Cannot start spare helper")
 }
 
 // busy returns how long to wait for mounts that are being started.
@@ -278,7 +278,7 @@ func (p *Pool) endDiscarded(ctx context.Context) (done bool, err error) {
 	p.mu.Unlock()
 	// A spare that exits leaves no process, because it has started none. So systemd need not be asked for its units.
 	if exited, _ := p.quit(ctx, spare); exited {
-		err = p.parts.Store.Spares.Remove(ctx, spare.Name)
+		err = p.parts.Store.RemoveSpare(ctx, spare.Name)
 	} else {
 		err = p.kill(ctx, spare)
 	}
@@ -298,7 +298,7 @@ func (p *Pool) kill(ctx context.Context, spare state.Spare) error {
 	if err := p.parts.Launcher.Kill(ctx, spare.UID); err != nil {
 		return err
 	}
-	return p.parts.Store.Spares.Remove(ctx, spare.Name)
+	return p.parts.Store.RemoveSpare(ctx, spare.Name)
 }
 
 // check discards the spares that do not answer, and all if the launcher can use none any more.
@@ -347,30 +347,20 @@ func (p *Pool) peer(spare state.Spare) *helper.Peer {
 	return sockets.Peer(p.parts.Namespace, p.parts.Store.SpareSocket(spare.Name))
 }
 
-// missing is 1 if a spare must be started, -1 if there is one too many.
-func (p *Pool) missing() int {
+// adjust reports whether a spare must be started. It discards one if there are too many.
+func (p *Pool) adjust() (missing, discarded bool) {
 	prepares := p.parts.Preparer.Prepares(nil)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now := time.Now(); p.target > minSpares && now.After(p.decays) {
 		p.target, p.decays = max(p.target/2, minSpares), now.Add(spareDecay)
 	}
-	switch {
-	case len(p.ready) > p.target:
-		return -1
-	case len(p.ready) < p.target && prepares:
-		return 1
-	}
-	return 0
-}
-
-func (p *Pool) discardOne() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if last := len(p.ready) - 1; last >= 0 {
+	if last := len(p.ready) - 1; last >= p.target {
 		p.discarded, p.ready = append(p.discarded, p.ready[last]), p.ready[:last]
 		p.countReady()
+		return false, true
 	}
+	return len(p.ready) < p.target && prepares, false
 }
 
 // start starts a spare. On failure nothing of it is left.

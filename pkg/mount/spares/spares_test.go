@@ -63,7 +63,7 @@ func TestNoSparesWithoutALauncherForThem(t *testing.T) {
 	if spare != nil || s.starting != 0 {
 		t.Errorf("%v, %d", spare, s.starting)
 	}
-	if s := newPool(t, prepared{no: true}); s.missing() != 0 {
+	if missing, _ := newPool(t, prepared{no: true}).adjust(); missing {
 		t.Error("a spare is missing where none can be used")
 	}
 }
@@ -71,7 +71,7 @@ func TestNoSparesWithoutALauncherForThem(t *testing.T) {
 // More spares are kept after mounts found none, up to a limit, and fewer again when that is over.
 func TestSparesFollowTheDemand(t *testing.T) {
 	s := newPool(t, prepared{})
-	if s.missing() != 1 {
+	if missing, _ := s.adjust(); !missing {
 		t.Error("the first spare is not missing")
 	}
 	var ends []func()
@@ -95,22 +95,20 @@ func TestSparesFollowTheDemand(t *testing.T) {
 	for i := range uint32(maxSpares) {
 		s.ready = append(s.ready, state.Spare{UID: i})
 	}
-	if s.missing() != 0 {
+	if missing, discarded := s.adjust(); missing || discarded {
 		t.Errorf("%d spares are not enough, or too many", len(s.ready))
 	}
 	for want := maxSpares / 2; want >= minSpares; want /= 2 {
 		s.decays = time.Now().Add(-time.Second)
-		if s.missing() != -1 || s.target != want {
-			t.Fatalf("target %d with %d spares, want %d", s.target, len(s.ready), want)
+		for discarded := true; discarded; {
+			_, discarded = s.adjust()
 		}
-		for s.missing() == -1 {
-			s.discardOne()
-		}
-		if len(s.ready) != want {
-			t.Errorf("%d spares are left, want %d", len(s.ready), want)
+		if s.target != want || len(s.ready) != want {
+			t.Fatalf("%d spares are left, target %d, want %d", len(s.ready), s.target, want)
 		}
 	}
-	if s.decays = time.Now().Add(-time.Second); s.missing() != 0 || s.target != minSpares {
+	s.decays = time.Now().Add(-time.Second)
+	if missing, discarded := s.adjust(); missing || discarded || s.target != minSpares {
 		t.Errorf("the last spare is too many: %d", s.target)
 	}
 }
@@ -181,7 +179,7 @@ func exitsBeforeItIsKilled(t *testing.T, kills int, end func(context.Context, *P
 	if len(l.Killed) != kills {
 		t.Errorf("killed: %v", l.Killed)
 	}
-	if left, err := s.parts.Store.Spares.All(t.Context()); err != nil || len(left) > 0 {
+	if left, err := s.parts.Store.Spares(t.Context()); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }
@@ -219,7 +217,7 @@ func TestASpareThatStartsIsEndedWithTheDriver(t *testing.T) {
 	if !h.WasAsked("quit") || len(l.Killed) != 1 {
 		t.Errorf("asked to quit: %t, killed: %v", h.WasAsked("quit"), l.Killed)
 	}
-	if left, err := s.parts.Store.Spares.All(t.Context()); err != nil || len(left) > 0 {
+	if left, err := s.parts.Store.Spares(t.Context()); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -42,17 +43,9 @@ func (p Paths) SpareSocket(name string) string { return filepath.Join(p.spareDir
 // SpareHelperDir is the HelperDir of a spare.
 func (p Paths) SpareHelperDir(name string) string { return p.scratchDir(name) }
 
-// Spares are the directories of spares.
-type Spares struct{ store *Store }
-
-// Make makes the directories of a new spare with that uid and returns its name.
-func (r Spares) Make(ctx context.Context, uid uint32) (Spare, error) {
-	return get(ctx, r.store, func() (Spare, error) { return r.store.makeSpare(ctx, uid) })
-}
-
-// Remove removes what is left of a spare that a mount has taken, or that has exited.
-func (r Spares) Remove(ctx context.Context, name string) error {
-	return r.store.do(ctx, func() error { return r.store.removeSpare(ctx, name) })
+// MakeSpare makes the directories of a new spare with that uid and returns its name.
+func (s *Store) MakeSpare(ctx context.Context, uid uint32) (Spare, error) {
+	return get(ctx, s, func() (Spare, error) { return s.makeSpare(ctx, uid) })
 }
 
 func (s *Store) makeSpare(ctx context.Context, uid uint32) (Spare, error) {
@@ -95,6 +88,11 @@ func (s *Store) takeCache(name, spare string) error {
 	return os.Rename(s.SpareSocket(spare), s.Socket(name))
 }
 
+// RemoveSpare removes what is left of a spare that a mount has taken, or that has exited.
+func (s *Store) RemoveSpare(ctx context.Context, name string) error {
+	return s.do(ctx, func() error { return s.removeSpare(ctx, name) })
+}
+
 // removeSpare unmounts the file system without removing its files: they may be those of the mount that has taken the spare.
 func (s *Store) removeSpare(ctx context.Context, name string) error {
 	dir := s.scratchDir(name)
@@ -108,21 +106,18 @@ func (s *Store) removeSpare(ctx context.Context, name string) error {
 	return errors.Join(err, rmtree.Remove(ctx, s.CacheDir(name)), rmtree.Remove(ctx, s.spareDir(name)))
 }
 
-// All returns the spares of which anything is left. The uid of one that a mount has taken is 0.
-func (r Spares) All(ctx context.Context) ([]Spare, error) {
-	s := r.store
+// Spares returns the spares of which anything is left. The uid of one that a mount has taken is 0.
+func (s *Store) Spares(ctx context.Context) ([]Spare, error) {
 	return get(ctx, s, func() (all []Spare, err error) {
-		seen := map[string]bool{}
 		for _, dir := range []string{s.Cache, s.scratch(), s.sparesDir()} { // after a reboot, only the cache is left
 			entries, err := os.ReadDir(dir)
 			if err != nil {
 				return nil, err
 			}
 			for _, e := range entries {
-				if !isSpare(e.Name()) || seen[e.Name()] {
+				if !isSpare(e.Name()) || slices.ContainsFunc(all, func(seen Spare) bool { return seen.Name == e.Name() }) {
 					continue
 				}
-				seen[e.Name()] = true
 				uid, err := ownerOf(s.CacheDir(e.Name()))
 				if err != nil {
 					return nil, err

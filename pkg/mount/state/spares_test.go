@@ -60,7 +60,7 @@ func TestAMountGetsTheDirectoriesOfItsSpare(t *testing.T) {
 			t.Errorf("%s reads %q, %v after the spare was removed", file, b, err)
 		}
 	}
-	if all, err := s.Spares.All(t.Context()); err != nil || len(all) != 0 {
+	if all, err := s.Spares(t.Context()); err != nil || len(all) != 0 {
 		t.Errorf("spares are left: %v, %v", all, err)
 	}
 	if err := s.remove(t.Context(), rec.Name); err != nil {
@@ -96,7 +96,7 @@ func TestASpareIsInUse(t *testing.T) {
 	if names, err := s.Names(t.Context()); err != nil || len(names) != 0 {
 		t.Errorf("mounts: %v, %v", names, err)
 	}
-	if all, err := s.Spares.All(t.Context()); err != nil || len(all) != 1 || all[0] != spare {
+	if all, err := s.Spares(t.Context()); err != nil || len(all) != 1 || all[0] != spare {
 		t.Errorf("spares: %v, %v", all, err)
 	}
 	if err := s.removeSpare(t.Context(), spare.Name); err != nil {

@@ -48,11 +48,10 @@ const (
 //	publications/<hash>.json    one for each target
 //	usage/<hash>.json           one for each volume whose usage is measured
 //
-// See access.go for their permissions.
+// See paths.go for their permissions.
 type Store struct {
 	Paths
 	Pubs   Publications
-	Spares Spares
 	Usages Usages
 
 	ns           *host.Namespace
@@ -67,7 +66,7 @@ type Store struct {
 // newStore returns a store that is not open yet.
 func newStore(ns *host.Namespace, paths Paths) *Store {
 	s := &Store{Paths: paths, ns: ns, mounts: newRecordCache(Mount.clone), publications: newRecordCache(Publication.clone)}
-	s.Pubs, s.Spares, s.Usages = newPublications(s), Spares{s}, Usages{s}
+	s.Pubs, s.Usages = newPublications(s), Usages{s}
 	return s
 }
 

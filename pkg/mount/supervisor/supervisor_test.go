@@ -3,6 +3,7 @@ package supervisor
 import (
 	"context"
 	"errors"
+	"os"
 	"testing"
 	"time"
 
@@ -225,5 +226,19 @@ func TestReconcileLetsAMountLinger(t *testing.T) {
 	_, _ = s.reconcileMount(ctx, m.Name)
 	if now := p.Record(m.Name); !h.WasAsked("end") || now.Phase != state.Ending || now.Linger == nil {
 		t.Errorf("its time is over: %+v", now)
+	}
+}
+
+func mustMkdir(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustRemove(t *testing.T, path string) {
+	t.Helper()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
 	}
 }

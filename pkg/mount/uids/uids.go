@@ -66,7 +66,7 @@ func (a *Allocator) AllocateSpare(ctx context.Context) (spare state.Spare, err e
 		if spare, err = a.makeSpare(ctx, taken); err != nil {
 			return 0, nil, fmt.Errorf("allocating a new spare: %w", err)
 		}
-		return spare.UID, func(ctx context.Context) error { return a.Store.Spares.Remove(ctx, spare.Name) }, nil
+		return spare.UID, func(ctx context.Context) error { return a.Store.RemoveSpare(ctx, spare.Name) }, nil
 	})
 	return spare, err
 }
@@ -120,7 +120,7 @@ func (a *Allocator) makeSpare(ctx context.Context, taken map[uint32]bool) (state
 	if err != nil {
 		return state.Spare{}, err
 	}
-	return a.Store.Spares.Make(ctx, uid)
+	return a.Store.MakeSpare(ctx, uid)
 }
 
 // unused returns a uid that no mount and no spare has, and that is not taken. Call under mu.
