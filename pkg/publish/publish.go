@@ -350,14 +350,15 @@ func (p *Publisher) rebind(ctx context.Context, w want.Mount, m state.Mount) err
 
 // openTarget opens the target's directory, which is made if it is missing.
 func (p *Publisher) openTarget(ctx context.Context, path string) (dir *os.File, made bool, err error) {
+	const create = true
 	type opened struct {
 		dir  *os.File
 		made bool
 	}
 	o, err := host.Call(ctx, p.parts.Namespace, "opening the target", func(o opened) { o.dir.Close() }, func() (o opened, err error) {
-		if o.dir, err = host.OpenTarget(p.realRoot, path, false); fault.Is(err, fault.NotFound) {
+		if o.dir, err = host.OpenTarget(p.realRoot, path, !create); fault.Is(err, fault.NotFound) {
 			o.made = true
-			o.dir, err = host.OpenTarget(p.realRoot, path, true)
+			o.dir, err = host.OpenTarget(p.realRoot, path, create)
 		}
 		return o, err
 	})

@@ -24,6 +24,7 @@ const (
 	maxProbeEvery    = 15 * time.Second
 	// killBound bounds the abort of a connection and the kill of its client.
 	killBound = 20 * time.Second
+	answered  = true // the result of a probe
 )
 
 // ProbeEvery is the time between two probes of a client, for a hang timeout.
@@ -77,7 +78,7 @@ func (m *Monitor) probeAll(ctx context.Context, wg *sync.WaitGroup) {
 	for name, mnt := range probed {
 		entry := m.Tracker.Mount(name)
 		if err == nil && waiting[mnt.Minor] == 0 { // or its connection has ended
-			entry.EndProbe(true)
+			entry.EndProbe(answered)
 			continue
 		}
 		wg.Go(func() {

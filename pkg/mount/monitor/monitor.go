@@ -223,7 +223,7 @@ func (m *Monitor) watchLingers(ctx context.Context) {
 			if time.Now().Before(l.Until) {
 				continue
 			}
-			if _, ends := ending.LoadOrStore(l.Name, true); !ends {
+			if _, ends := ending.LoadOrStore(l.Name, struct{}{}); !ends {
 				wg.Go(func() {
 					defer ending.Delete(l.Name)
 					m.endLinger(ctx, l.Name)
@@ -325,16 +325,22 @@ func (m *Monitor) watch(ctx context.Context, name string) {
 			again, withoutHelper = reconcileEvery, helperGoneRetry
 		}
 		since = 0
-		m.rest(ctx, peer, status.Revision, again, withoutHelper)
+		rest(ctx, peer, pause{status.Revision, again, withoutHelper})
 	}
 }
 
-// rest waits for d, or until the helper's status changes. Without a helper it waits no longer than withoutHelper.
-func (m *Monitor) rest(ctx context.Context, peer *helper.Peer, since uint64, d, withoutHelper time.Duration) {
-	ctx, cancel := context.WithTimeout(ctx, d)
+// pause is how long to wait for a change of a helper's status, and with no helper.
+type pause struct {
+	since                     uint64
+	withHelper, withoutHelper time.Duration
+}
+
+// rest waits until a helper's status changes, or the pause is over.
+func rest(ctx context.Context, peer *helper.Peer, p pause) {
+	ctx, cancel := context.WithTimeout(ctx, p.withHelper)
 	defer cancel()
 	for began := time.Now(); ctx.Err() == nil; {
-		if _, err := peer.WaitStatus(ctx, since); err == nil || errors.Is(err, helper.ErrGone) && time.Since(began) >= withoutHelper {
+		if _, err := peer.WaitStatus(ctx, p.since); err == nil || errors.Is(err, helper.ErrGone) && time.Since(began) >= p.withoutHelper {
 			return
 		}
 		select { // another helper may be started

@@ -61,7 +61,7 @@ func (r *Runner) Restart(ctx context.Context, m *state.Mount, grant *creds.Grant
 		fuse.Close()
 		return err
 	}
-	if err := r.serve(ctx, *m, be, helper.StartRequest{Keys: grant.Made(), Order: grant.RenewalOrder()}, fuse); err != nil {
+	if err := r.serve(ctx, *m, clientStart{be, helper.StartRequest{Keys: grant.Made(), Order: grant.RenewalOrder()}, fuse}); err != nil {
 		// A file system that does not answer would count as healthy. Without it the client exits by itself.
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 		defer cancel()

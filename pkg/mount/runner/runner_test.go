@@ -164,7 +164,7 @@ func TestAClientGetsTheCredentialsOfTheProxyInItsCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.startClient(t.Context(), p.Mount("a", "1", "rclone", nil), before, helper.StartRequest{}, fuse); err == nil {
+	if _, err := r.startClient(t.Context(), p.Mount("a", "1", "rclone", nil), clientStart{backend: before, fuse: fuse}); err == nil {
 		t.Error("a helper that closes its connection was taken for one that answers")
 	}
 	if request := <-got; !strings.Contains(request, "driver:before") || strings.Contains(request, "driver:after") {

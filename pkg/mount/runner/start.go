@@ -153,7 +153,8 @@ func (s *start) bringUp(ctx, up context.Context, m *state.Mount) error {
 		return err
 	}
 	failpoint.Here("start.serving")
-	m.Phase, m.Region, m.Owner = state.Running, s.trial.bucket.Region, s.trial.bucket.Owner
+	bucket = s.params.Grant.Bucket() // as it was proven
+	m.Phase, m.Region, m.Owner = state.Running, bucket.Region, bucket.Owner
 	defer s.trial.steps.done("recorded")
 	return s.runner.recordMounted(ctx, m)
 }
@@ -163,9 +164,10 @@ func (s *start) bringUp(ctx, up context.Context, m *state.Mount) error {
 func (s *start) serveBeside(ctx context.Context, m state.Mount, fuse *os.File) error {
 	if m.Command.StaticKeys {
 		defer s.trial.steps.done("answers")
-		return s.runner.serve(ctx, m, s.backend, helper.StartRequest{Keys: s.trial.keys, Order: s.trial.order}, fuse)
+		grant := s.params.Grant // of which the trial has finished
+		return s.runner.serve(ctx, m, clientStart{s.backend, helper.StartRequest{Keys: grant.Made(), Order: grant.RenewalOrder()}, fuse})
 	}
-	status, err := s.runner.startClient(ctx, m, s.backend, helper.StartRequest{Await: true}, fuse)
+	status, err := s.runner.startClient(ctx, m, clientStart{s.backend, helper.StartRequest{Await: true}, fuse})
 	if err != nil {
 		return err
 	}
@@ -180,14 +182,14 @@ func (s *start) serveBeside(ctx context.Context, m state.Mount, fuse *os.File) e
 		if err := s.trial.wait(ctx); err != nil {
 			return err
 		}
-		switch proven, err := s.runner.command(ctx, m, service{s.client, s.backend, s.trial.bucket}); {
+		switch proven, err := s.runner.command(ctx, m, service{s.client, s.backend, s.params.Grant.Bucket()}); {
 		case err != nil:
 			return err
 		case !slices.Equal(proven.Argv, m.Command.Argv) || !slices.Equal(proven.Env, m.Command.Env):
 			return errElsewhere
 		}
 		failpoint.Here("serve.proven")
-		if err := s.runner.Peer(m.Name).Renew(ctx, s.trial.keys, s.trial.order); err != nil {
+		if err := s.runner.Peer(m.Name).Renew(ctx, s.params.Grant.Made(), s.params.Grant.RenewalOrder()); err != nil {
 			return fmt.Errorf("giving client %s its session: %w", m.Client, err)
 		}
 		s.trial.steps.done("session")
@@ -268,10 +270,18 @@ func (r *Runner) launchHelper(ctx context.Context, m state.Mount, be backend.Bac
 	return nil
 }
 
-// serve has the helper run the client on the FUSE descriptor, which it takes over, and waits until the mount answers. Without keys, the
-// helper makes them from the order or has some.
-func (r *Runner) serve(ctx context.Context, m state.Mount, be backend.Backend, req helper.StartRequest, fuse *os.File) error {
-	status, err := r.startClient(ctx, m, be, req, fuse)
+// clientStart is the start of a client on the FUSE descriptor, which it takes over. The backend is the one that the mount's command line was
+// made for: the current one may have another proxy, which must not get these credentials. Without keys in the request, the helper makes
+// them from its order or has some.
+type clientStart struct {
+	backend backend.Backend
+	request helper.StartRequest
+	fuse    *os.File
+}
+
+// serve has the helper run a client, and waits until the mount answers.
+func (r *Runner) serve(ctx context.Context, m state.Mount, c clientStart) error {
+	status, err := r.startClient(ctx, m, c)
 	if err != nil {
 		return err
 	}
@@ -280,18 +290,16 @@ func (r *Runner) serve(ctx context.Context, m state.Mount, be backend.Backend, r
 	return r.awaitReady(ctx, m, status, begun)
 }
 
-// startClient has the helper run the client on the FUSE descriptor, which it takes over. The backend is the one that the mount's command line
-// was made for: the current one may have another proxy, which must not get these credentials.
-func (r *Runner) startClient(ctx context.Context, m state.Mount, be backend.Backend, req helper.StartRequest, fuse *os.File) (helper.Status, error) {
+// startClient has the helper run a client.
+func (r *Runner) startClient(ctx context.Context, m state.Mount, c clientStart) (status helper.Status, err error) {
+	defer c.fuse.Close() // the connection ends with the client only if the driver has no descriptor of it
+	req := c.request
 	req.Client, req.Command = m.Client, m.Command
-	var err error
-	if req.ProxyCredentials, err = be.ProxyCredentials(); err != nil {
-		fuse.Close()
-		return helper.Status{}, err
+	if req.ProxyCredentials, err = c.backend.ProxyCredentials(); err != nil {
+		return status, err
 	}
-	status, err := r.Peer(m.Name).Start(ctx, req, fuse)
+	status, err = r.Peer(m.Name).Start(ctx, req, c.fuse)
 	failpoint.Here("serve.started")
-	fuse.Close() // the connection ends with the client only if the driver has no descriptor of it
 	if err != nil {
 		return status, fmt.Errorf("starting client %s: %w", m.Client, err)
 	}

@@ -9,8 +9,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 )
 
 // errElsewhere means that a client was started for another region or owner of the bucket than the trial found.
@@ -49,27 +49,23 @@ type trial struct {
 	steps    timeline
 	done     chan struct{} // closed when the following is valid
 	err      error
-	keys     credentials.Keys
-	order    credentials.Order // for further sessions
-	bucket   backend.BucketInfo
+	grant    *creds.Grant
 }
 
 // beginTrial begins a trial, which has the grant until it is done. The context that it returns ends with ctx, with the trial's end, and
 // when the credentials are refused.
 func (r *Runner) beginTrial(ctx context.Context, p StartParams, be backend.Backend) (*trial, context.Context) {
-	grant := p.Grant
-	t := &trial{done: make(chan struct{}), steps: timeline{began: time.Now()}}
-	t.expected, t.known = r.Creds.Expect(grant, be, p.Spec)
+	t := &trial{grant: p.Grant, done: make(chan struct{}), steps: timeline{began: time.Now()}}
+	t.expected, t.known = r.Creds.Expect(p.Grant, be, p.Spec)
 	ctx, t.cancel = context.WithCancel(ctx)
 	up, refuse := context.WithCancel(ctx)
 	go func() {
-		if t.err = r.Creds.Prove(ctx, grant, be, p.Spec); t.err != nil {
+		if t.err = r.Creds.Prove(ctx, p.Grant, be, p.Spec); t.err != nil {
 			close(t.done) // before up ends, because the trial's error explains what fails then
 			refuse()
 			return
 		}
 		t.steps.done("proven")
-		t.keys, t.order, t.bucket = grant.Made(), grant.RenewalOrder(), grant.Bucket()
 		close(t.done)
 	}()
 	return t, up
@@ -100,14 +96,10 @@ func (t *trial) expect(ctx context.Context) (backend.BucketInfo, error) {
 			return t.expected, nil
 		}
 	}
-	return t.bucketOf(t.wait(ctx))
-}
-
-func (t *trial) bucketOf(err error) (backend.BucketInfo, error) {
-	if err != nil {
+	if err := t.wait(ctx); err != nil {
 		return backend.BucketInfo{}, err
 	}
-	return t.bucket, nil
+	return t.grant.Bucket(), nil
 }
 
 // explain returns the error of a start: that of the trial, if the trial has failed, because the others follow from it. If the start

@@ -272,7 +272,8 @@ func (s *Store) WriteCopy(ctx context.Context, m Mount, durably bool) error {
 
 // WriteBoth writes a mount's record and its copy in the cache directory, which outlives a power cut.
 func (s *Store) WriteBoth(ctx context.Context, m Mount) error {
-	if err := s.WriteCopy(ctx, m, true); err != nil {
+	const durably = true
+	if err := s.WriteCopy(ctx, m, durably); err != nil {
 		return err
 	}
 	return s.Write(ctx, m)

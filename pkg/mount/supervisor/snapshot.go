@@ -207,7 +207,7 @@ func (p *pass) confirm(ctx context.Context, name string) (done bool, err error) 
 	if !have || m.Phase != state.Running || m.Superseded || p.succeeds(m) {
 		return false, nil
 	}
-	v := p.super.view(p.seen, name, m, true)
+	v := p.super.view(p.seen, name, m, have)
 	if m.Lingers() && !v.shown {
 		reason, err := p.super.lingerer.Due(ctx, m)
 		return err != nil || reason == "", err

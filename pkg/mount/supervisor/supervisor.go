@@ -130,13 +130,13 @@ type keyLocks struct {
 // Lock is namedlock.Locks.Lock. The key counts as changed from its release on.
 func (l *keyLocks) Lock(ctx context.Context, key string) (unlock func(), err error) {
 	release, err := l.locks.Lock(ctx, key)
-	return func() { l.changed.Store(key, true); release() }, err
+	return func() { l.changed.Store(key, struct{}{}); release() }, err
 }
 
 // TryLock is namedlock.Locks.TryLock. The key counts as changed from its release on.
 func (l *keyLocks) TryLock(key string) (unlock func(), ok bool) {
 	release, ok := l.locks.TryLock(key)
-	return func() { l.changed.Store(key, true); release() }, ok
+	return func() { l.changed.Store(key, struct{}{}); release() }, ok
 }
 
 func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err error) {
