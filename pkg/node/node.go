@@ -141,14 +141,13 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 		sources  = source.New(o.Namespace, fusectl, store, pinned)
 		provider = creds.New(o.Backends, o.Sessions, clients, peer)
 		healer   = heal.New(o.Heal, o.Namespace, store, pinned, track)
-		watchers = monitor.NewWatchers()
 		users    = &uids.Allocator{Namespace: o.Namespace, Launcher: o.Launcher, Store: store, Range: o.UIDs}
 	)
 	run := &runner.Runner{
 		Namespace: o.Namespace, Launcher: o.Launcher, Backend: o.Backends.Backend, Clients: clients, Store: store, Sources: sources, Creds: provider,
 		Spares:  spares.New(spares.Options{Namespace: o.Namespace, Launcher: o.Launcher, Preparer: o.Preparer, UIDs: users, Store: store, Tracker: track}),
 		Tracker: track, Peer: peer, UIDs: users, Programs: o.Programs, Version: o.Version, Limits: o.Limits,
-		MountTimeout: o.MountTimeout, HangTimeout: o.HangTimeout, Started: watchers.Follow,
+		MountTimeout: o.MountTimeout, HangTimeout: o.HangTimeout,
 	}
 	super := supervisor.New(supervisor.Options{
 		Runner: run, Drainer: drain.New(run, monitor.ProbeEvery(o.HangTimeout)), Healer: healer, Pins: pinned, Linger: o.Linger,
@@ -188,11 +187,16 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	if o.Status.Volumes {
 		ofVolumes = append(ofVolumes, status.VolumeMetrics{Collector: shown, Refresh: run.Refresh})
 	}
-	return &Node{publisher, inPods, conditions, store, track, meter, &monitor.Monitor{
+	watch := &monitor.Monitor{
 		Namespace: o.Namespace, Fusectl: fusectl, Store: store, Pins: pinned, Tracker: track, Clients: clients, Peer: peer,
-		Mounts: super, KillUnresponsive: run.KillUnresponsive, KillOrphans: users.KillOrphans, Watchers: watchers, Changed: o.Backends.Changed, StaleAge: supervisor.StaleAge,
-		HangTimeout: o.HangTimeout, CleanPrograms: o.CleanPrograms,
-	}, run, status.Server{Namespace: o.Namespace, Socket: store.StatusSocket(), Collect: shown.Collect}, ofVolumes}, nil
+		Mounts: super, KillUnresponsive: run.KillUnresponsive, KillOrphans: users.KillOrphans, Changed: o.Backends.Changed,
+		StaleAge: supervisor.StaleAge, HangTimeout: o.HangTimeout, CleanPrograms: o.CleanPrograms,
+	}
+	run.Started = watch.Follow
+	return &Node{
+		Publisher: publisher, podClients: inPods, conditions: conditions, store: store, tracker: track, meter: meter, monitor: watch, runner: run,
+		status: status.Server{Namespace: o.Namespace, Socket: store.StatusSocket(), Collect: shown.Collect}, ofVolumes: ofVolumes,
+	}, nil
 }
 
 // memoryLimit returns the function that returns the memory limit of a mount, 0 if none is enforced.
@@ -278,8 +282,8 @@ func (n *Node) Status(ctx context.Context) (status.Document, error) {
 	return n.status.Collect(ctx)
 }
 
-// Run keeps all mounts reconciled, helpers ready for new ones, usage measured, and clients in pods served, until ctx ends, and waits a moment for requests in flight. It never
-// unmounts anything because it ends.
+// Run keeps all mounts reconciled, helpers ready for new ones, usage measured, and clients in pods served, until ctx ends, and waits a
+// moment for requests in flight. It never unmounts anything because it ends.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.store.Close()
 	var beside sync.WaitGroup

@@ -101,7 +101,8 @@ func newPublisher(t *testing.T, change func(*Options)) (*Publisher, *parts.Parts
 	t.Helper()
 	p, mounts := parts.New(t, mounttest.S3{}), &fakeMounts{health: mount.Healthy}
 	o := Options{
-		Namespace: p.Namespace, Store: p.Store, Mounts: mounts, Targets: fakeTargets{}, Backends: mounttest.S3{}, Creds: p.Creds, Usage: &fakeUsage{}, Clients: p.Clients,
+		Namespace: p.Namespace, Store: p.Store, Mounts: mounts, Targets: fakeTargets{}, Backends: mounttest.S3{}, Creds: p.Creds, Usage: &fakeUsage{},
+		Clients:      p.Clients,
 		MountTimeout: time.Minute, DrainTimeout: time.Minute, Share: client.Share{CPUWeight: 100, Tasks: 1024},
 	}
 	if change != nil {

@@ -140,7 +140,8 @@ func TestQueueTexts(t *testing.T) {
 		m := state.Mount{Name: "m", VolumeID: "v", Client: "rclone", Ending: time.Now()}
 		time.Sleep(90 * time.Second)
 		want := "draining: 3 uploads, 1.2 GiB: context deadline exceeded (for 1m30s; volume v, mount m, client rclone); the drain continues, and a retry waits for it"
-		if err := InProgress(m, WithQueue(&client.Queue{Uploads: 3, Bytes: 1288490189}, context.DeadlineExceeded)); err.Error() != want || !fault.Is(err, fault.Busy) {
+		if err := InProgress(m, WithQueue(&client.Queue{Uploads: 3, Bytes: 1288490189}, context.DeadlineExceeded)); err.Error() != want ||
+			!fault.Is(err, fault.Busy) {
 			t.Errorf("%v", err)
 		}
 	})
@@ -151,7 +152,8 @@ func TestTheLastOutputIsPartOfTheError(t *testing.T) {
 	ended := errors.New("ended")
 	for want, tail := range map[string][]string{
 		"ended": {"s3-csi-ready", "15:19:37 NOTICE: Draining: duration=30s files=1"},
-		"ended; last output of the client: ERROR : file: AccessDenied": {"ERROR : other: timeout", "ERROR : file: AccessDenied", "15:19:37 NOTICE: Draining: duration=30s files=1"},
+		"ended; last output of the client: ERROR : file: AccessDenied": {"ERROR : other: timeout", "ERROR : file: AccessDenied",
+			"15:19:37 NOTICE: Draining: duration=30s files=1"},
 	} {
 		if err := withOutput(helper.Status{Tail: tail}, ended); err.Error() != want || !errors.Is(err, ended) {
 			t.Errorf("%q: %v", tail, err)

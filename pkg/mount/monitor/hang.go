@@ -134,7 +134,8 @@ func (m *Monitor) abort(ctx context.Context, name string, mnt host.Mount) {
 
 // hold keeps a mount in existence until release. Otherwise its device number could be reused, and another connection would be aborted.
 func (m *Monitor) hold(ctx context.Context, mnt host.Mount) (release func(), ok bool) {
-	dir, err := host.Call(ctx, m.Namespace, "opening "+mnt.Mountpoint, func(f *os.File) { f.Close() }, func() (*os.File, error) { return host.OpenDir(mnt.Mountpoint) })
+	dir, err := host.Call(ctx, m.Namespace, "opening "+mnt.Mountpoint, func(f *os.File) { f.Close() },
+		func() (*os.File, error) { return host.OpenDir(mnt.Mountpoint) })
 	if err != nil {
 		return nil, false
 	}

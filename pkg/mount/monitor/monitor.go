@@ -46,7 +46,6 @@ type Monitor struct {
 	Clients   client.Registry
 	Peer      func(name string) *helper.Peer
 	Mounts    Mounts
-	Watchers  *Watchers
 	// KillUnresponsive kills a client, and KillOrphans helpers that belong to no mount.
 	KillUnresponsive func(ctx context.Context, m state.Mount, why string) error
 	KillOrphans      func(ctx context.Context) error
@@ -60,14 +59,20 @@ type Monitor struct {
 	CleanPrograms func(ctx context.Context, used []string) error
 
 	bound time.Duration // of the reconciliation of all mounts in one pass; 0: reconcileBound
+
+	mu        sync.Mutex
+	follow    func(name string) // watches a helper; nil: the monitor does not run
+	followed  map[string]bool   // the mounts whose helpers are watched
+	followers sync.WaitGroup
 }
 
 // Run reconciles all mounts at once and then each minute, and a single mount as soon as its client exits, until ctx ends. It never
 // unmounts anything because it ends.
 func (m *Monitor) Run(ctx context.Context) {
 	m.reportOrphanedCaches(ctx)
-	m.Watchers.start(func(name string) { m.watch(ctx, name) })
-	defer m.Watchers.stop()
+	m.setFollow(func(name string) { m.watch(ctx, name) })
+	defer m.followers.Wait()
+	defer m.setFollow(nil)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { m.watchHangs(ctx) })
@@ -118,7 +123,7 @@ func (m *Monitor) reconcile(ctx context.Context) error {
 // reconcileAll reconciles the mounts of these names.
 func (m *Monitor) reconcileAll(ctx context.Context, names []string) error {
 	for _, name := range names {
-		m.Watchers.Follow(name)
+		m.Follow(name)
 	}
 	rctx, cancel := context.WithTimeout(ctx, cmp.Or(m.bound, reconcileBound))
 	defer cancel()
@@ -256,44 +261,30 @@ func (m *Monitor) endLinger(ctx context.Context, name string) {
 // helperGoneRetry is the time between two reconciliations of a mount whose helper has exited: nothing else reports its client's exit.
 const helperGoneRetry = 3 * time.Second
 
-// Watchers watch the helpers of mounts, one goroutine for each mount, while the monitor runs.
-type Watchers struct {
-	mu    sync.Mutex
-	names map[string]bool
-	watch func(name string) // nil: the monitor does not run
-	wg    sync.WaitGroup
-}
-
-// NewWatchers returns watchers that watch nothing.
-func NewWatchers() *Watchers { return &Watchers{names: map[string]bool{}} }
-
-// Follow starts to watch a mount, if it is not watched.
-func (w *Watchers) Follow(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.watch == nil || w.names[name] {
+// Follow starts to watch the helper of a mount, if it is not watched and the monitor runs.
+func (m *Monitor) Follow(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.follow == nil || m.followed[name] {
 		return
 	}
-	w.names[name] = true
-	watch := w.watch
-	w.wg.Go(func() {
-		watch(name)
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		delete(w.names, name)
+	if m.followed == nil {
+		m.followed = map[string]bool{}
+	}
+	m.followed[name] = true
+	follow := m.follow
+	m.followers.Go(func() {
+		follow(name)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.followed, name)
 	})
 }
 
-func (w *Watchers) start(watch func(name string)) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.watch = watch
-}
-
-// stop keeps new watches from beginning and waits for the others.
-func (w *Watchers) stop() {
-	w.start(nil)
-	w.wg.Wait()
+func (m *Monitor) setFollow(follow func(name string)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.follow = follow
 }
 
 // watch reconciles a mount as soon as its client or its helper exits. It returns when ctx ends or the mount is gone.
@@ -382,8 +373,10 @@ func (m *Monitor) observe(ctx context.Context, name string, status helper.Status
 	case problem == "":
 		log.Info("Session renewed after failures", "expires", creds.Time(session.Expires))
 	case session.Over:
-		log.Error(session.Fault(), "Session expired", "expired", creds.Time(session.Expires), "failingSince", creds.Time(session.FailedSince), "remedy", creds.Remedy(mnt))
+		log.Error(session.Fault(), "Session expired", "expired", creds.Time(session.Expires), "failingSince", creds.Time(session.FailedSince), "remedy",
+			creds.Remedy(mnt))
 	default:
-		log.Error(session.Fault(), "Session renewal failed", "expires", creds.Time(session.Expires), "failingSince", creds.Time(session.FailedSince), "remedy", creds.Remedy(mnt))
+		log.Error(session.Fault(), "Session renewal failed", "expires", creds.Time(session.Expires), "failingSince", creds.Time(session.FailedSince), "remedy",
+			creds.Remedy(mnt))
 	}
 }

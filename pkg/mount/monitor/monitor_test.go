@@ -53,7 +53,7 @@ func TestDrainingMountDelaysNothing(t *testing.T) {
 	mounts, orphans := &fakeMounts{blocked: parts.Key("a")}, 0
 	m := &Monitor{
 		Namespace: p.Namespace, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker, Clients: p.Clients, Peer: p.Peer, Mounts: mounts,
-		KillOrphans: func(context.Context) error { orphans++; return nil }, Watchers: NewWatchers(), StaleAge: time.Hour, bound: 100 * time.Millisecond,
+		KillOrphans: func(context.Context) error { orphans++; return nil }, StaleAge: time.Hour, bound: 100 * time.Millisecond,
 	}
 	p.Mount("a", "1", "rclone", nil)
 	other := p.Mount("b", "2", "rclone", nil)

@@ -32,7 +32,7 @@ func newNode(t *testing.T, mounts, replaced int) node {
 	})
 	n := node{Parts: p, Monitor: &monitor.Monitor{
 		Namespace: p.Namespace, Fusectl: p.Fusectl, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker, Clients: p.Clients, Peer: p.Peer, Mounts: s,
-		KillUnresponsive: r.KillUnresponsive, KillOrphans: r.UIDs.KillOrphans, Watchers: monitor.NewWatchers(), StaleAge: time.Hour,
+		KillUnresponsive: r.KillUnresponsive, KillOrphans: r.UIDs.KillOrphans, StaleAge: time.Hour,
 		HangTimeout: time.Minute, CleanPrograms: func(context.Context, []string) error { return nil },
 	}}
 	for i := range mounts {
@@ -95,7 +95,8 @@ func TestPassReadsGrowLinearly(t *testing.T) {
 	} {
 		small, large := costs[few][what], costs[many][what]
 		if small.tables != large.tables || large.tables > limit.tables {
-			t.Errorf("%s: the mount table is read %d times for %d mounts and %d times for %d, want at most %d", what, small.tables, few, large.tables, many, limit.tables)
+			t.Errorf("%s: the mount table is read %d times for %d mounts and %d times for %d, want at most %d", what, small.tables, few, large.tables, many,
+				limit.tables)
 		}
 		if large.records > limit.recordsEach*many {
 			t.Errorf("%s: %d records are read for %d mounts, want at most %d each", what, large.records, many, limit.recordsEach)

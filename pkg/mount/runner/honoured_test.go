@@ -90,7 +90,8 @@ func (s *sweep) publish(clientName string, context map[string]string, change fun
 	if err := (backend.Backend{Name: "default"}).CheckBucketName(spec.Bucket); err != nil { // as a publication does
 		return served{}, fault.Field("volume_context.bucketName", "%w", err)
 	}
-	in := s.r.invocation(m, service{cl, backend.Backend{Name: "default"}, backend.BucketInfo{Name: spec.Bucket, Region: spec.Region, Owner: spec.ExpectedBucketOwner}},
+	in := s.r.invocation(m, service{cl, backend.Backend{Name: "default"}, backend.BucketInfo{Name: spec.Bucket, Region: spec.Region,
+		Owner: spec.ExpectedBucketOwner}},
 		options)
 	return served{s.got, spec, cl.Command(in).Argv}, nil
 }

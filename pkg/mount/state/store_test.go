@@ -194,7 +194,8 @@ func TestUserIDsOfWhatIsLeftAreTaken(t *testing.T) {
 func TestWhatAClientPutAsideIsKept(t *testing.T) {
 	s := testStore(t)
 	name := mount.Name(mount.NewSpec(request(), nil).Key(), 1)
-	if err := errors.Join(os.Mkdir(s.MountDir(name), 0o700), os.MkdirAll(s.CacheDir(name)+"/lost/dir", 0o700), os.WriteFile(s.CacheDir(name)+"/lost/dir/file", []byte("x"), 0o600)); err != nil {
+	if err := errors.Join(os.Mkdir(s.MountDir(name), 0o700), os.MkdirAll(s.CacheDir(name)+"/lost/dir", 0o700),
+		os.WriteFile(s.CacheDir(name)+"/lost/dir/file", []byte("x"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	kept, err := s.Keep(t.Context(), name, "lost")

@@ -134,7 +134,8 @@ func TestCredentialsForDrainingMounts(t *testing.T) {
 		"the former secret, the new one denied": {drains: former, volume: "v", denied: true},
 		"another volume's secret":               {drains: former, volume: "another"},
 		"another secret and group":              {drains: stranger, volume: "v"},
-		"a service account":                     {drains: mount.Spec{Backend: "default", Bucket: "b", Source: credentials.SourceWorkload, Identity: "own"}, volume: "v"},
+		"a service account": {drains: mount.Spec{Backend: "default", Bucket: "b", Source: credentials.SourceWorkload, Identity: "own"},
+			volume: "v"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			b := mounttest.S3{}

@@ -161,7 +161,8 @@ func (s *Supervisor) discardIncomplete(ctx context.Context, all []state.Mount) (
 // files stay with the old one until they are closed. grant may be empty.
 func (s *Supervisor) replace(ctx context.Context, m state.Mount, grant *creds.Grant, reason string) (state.Mount, error) {
 	if m.Spec.Source != credentials.SourceDriver && grant.IsEmpty() {
-		return state.Mount{}, fault.Errorf(fault.Unavailable, "volume %s: mount %s must be replaced (%s); waiting for the next republish to supply credentials", m.VolumeID, m.Name, reason)
+		return state.Mount{}, fault.Errorf(fault.Unavailable, "volume %s: mount %s must be replaced (%s); waiting for the next republish to supply credentials",
+			m.VolumeID, m.Name, reason)
 	}
 	klog.FromContext(ctx).Info("Replacing mount", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "reason", reason)
 	failed := func(err error) (state.Mount, error) {

@@ -55,7 +55,8 @@ func (s *Supervisor) Rotate(ctx context.Context, w want.Mount, shown state.Mount
 		return err
 	}
 	if err := s.creds.Prove(ctx, w.Grant, be, w.Spec); err != nil {
-		return fault.Errorf(fault.KindOf(err), "the volume's secret has changed, but its new credentials do not work; mount %s keeps its session: %w", shown.Name, err)
+		return fault.Errorf(fault.KindOf(err), "the volume's secret has changed, but its new credentials do not work; mount %s keeps its session: %w",
+			shown.Name, err)
 	}
 	klog.FromContext(ctx).Info("Secret rotated", "mount", shown.Name, "volume", w.Publication.VolumeID, "identity", w.Identity)
 	if shown.Command.StaticKeys {
@@ -164,8 +165,10 @@ func (r rotation) postpone(ctx context.Context, others []string) error {
 	if err := r.super.store.Pubs.Write(ctx, p); err != nil {
 		return err
 	}
-	return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys (%s), and client %s may hold files that are not uploaded; "+
-		"the mount gets the new keys once those are republished with the new secret (kubelet does so within minutes) or unpublished", r.shown.Name, strings.Join(others, ", "), r.shown.Client)
+	return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys (%s), and "+
+		"client %s may hold files that are not uploaded; "+
+		"the mount gets the new keys once those are republished with the new secret (kubelet does so within minutes) or unpublished",
+		r.shown.Name, strings.Join(others, ", "), r.shown.Client)
 }
 
 // write writes a mount's record, and its copy that outlives a reboot if that is needed.
@@ -226,7 +229,9 @@ func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publica
 
 func (r rotation) move(ctx context.Context) error {
 	if !r.super.healer.Enabled() {
-		return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys or its client cannot get new ones, and --heal=false prevents moving this one to another mount; stop what uses the volume, and start it again, to apply the new secret (in Kubernetes: delete the pod)", r.shown.Name)
+		return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys or its "+
+			"client cannot get new ones, and --heal=false prevents moving this one to another mount; stop what uses the volume, and start it again, to apply the new "+
+			"secret (in Kubernetes: delete the pod)", r.shown.Name)
 	}
 	if err := r.moveTo(ctx); err != nil {
 		return err
@@ -252,7 +257,8 @@ func (r rotation) moveTo(ctx context.Context) error {
 	if err := r.super.healer.Heal(ctx, m); err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Moved publication to mount of new secret", "from", r.shown.Name, "mount", m.Name, "volume", r.w.Publication.VolumeID, "identity", r.w.Identity)
+	klog.FromContext(ctx).Info("Moved publication to mount of new secret", "from", r.shown.Name, "mount", m.Name,
+		"volume", r.w.Publication.VolumeID, "identity", r.w.Identity)
 	return r.super.healer.CheckTarget(ctx, m, r.w.Publication.Target)
 }
 
