@@ -132,7 +132,7 @@ func (p *Publisher) Publish(ctx context.Context, r mount.Request, refused error)
 	var spec mount.Spec
 	err := errors.Join(refused, p.parts.Refused)
 	if err == nil {
-		spec, err = p.check(&r)
+		spec, err = p.checkRequest(&r)
 	}
 	if err != nil {
 		return gradeError(err, p.showsVolume(ctx, r.Target))
@@ -181,8 +181,8 @@ func gradeError(err error, shown bool) error {
 	return fault.Errorf(fault.Unavailable, "the target is left unchanged: %w", err)
 }
 
-// check checks a request, expands its role's templates and returns its spec.
-func (p *Publisher) check(r *mount.Request) (spec mount.Spec, err error) {
+// checkRequest checks a request, expands its role's templates and returns its spec.
+func (p *Publisher) checkRequest(r *mount.Request) (spec mount.Spec, err error) {
 	if err := errors.Join(p.checkTarget(r.Target), p.checkClient(*r)); err != nil {
 		return spec, err
 	}

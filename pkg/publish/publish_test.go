@@ -246,7 +246,7 @@ func TestInlineVolumesGetNoMoreThanOthers(t *testing.T) {
 			r := requestFor("/data/t")
 			r.Ephemeral = inline
 			r.Attributes.MemoryLimit, r.Attributes.CPUWeight, r.Attributes.TasksMax = tt.memory, tt.weight, tt.tasks
-			_, err := p.check(&r)
+			_, err := p.checkRequest(&r)
 			if want := inline && tt.denied != ""; want != (err != nil) || want && (!fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), tt.denied)) {
 				t.Errorf("%+v, inline %t: %v", tt, inline, err)
 			}
@@ -261,7 +261,7 @@ func TestInlineVolumesSetNoSELinuxLabel(t *testing.T) {
 		r := requestFor("/data/t")
 		r.Attributes.Client, r.Ephemeral = name, true
 		r.Options = []volume.Option{{Name: "context", Value: "system_u:object_r:shadow_t:s0", HasValue: true}}
-		if _, err := p.check(&r); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "context") {
+		if _, err := p.checkRequest(&r); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "context") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -274,7 +274,7 @@ func TestVolumeHandlesDoNotChangeTheKey(t *testing.T) {
 	for _, handle := range []string{"csi-1", "csi-2", "static"} {
 		r := requestFor("/data/t")
 		r.VolumeID, r.Ephemeral = handle, handle != "static"
-		spec, err := p.check(&r)
+		spec, err := p.checkRequest(&r)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -289,16 +289,16 @@ func TestVolumeHandlesDoNotChangeTheKey(t *testing.T) {
 func TestClaimsAreChecked(t *testing.T) {
 	p, _, _ := newPublisher(t, nil)
 	r := requestFor("/data/t")
-	before, err := p.check(&r)
+	before, err := p.checkRequest(&r)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.Ignored = []string{"something"}
-	if after, err := p.check(&r); err != nil || after.Key() != before.Key() {
+	if after, err := p.checkRequest(&r); err != nil || after.Key() != before.Key() {
 		t.Errorf("the key changed with what is ignored: %v", err)
 	}
 	r.Claims = []volume.Claim{{Kind: volume.ClaimEndpoint, Field: "secrets.endpoint", Value: "https://elsewhere.example"}}
-	if _, err := p.check(&r); !fault.Is(err, fault.Precondition) {
+	if _, err := p.checkRequest(&r); !fault.Is(err, fault.Precondition) {
 		t.Errorf("%v", err)
 	}
 }
@@ -316,7 +316,7 @@ func TestRolesAreUniqueToAPod(t *testing.T) {
 	} {
 		r := requestFor("/data/t")
 		r.Attributes.RoleARN, r.PodNamespace, r.ServiceAccount = role, "a-b", "c"
-		if _, err := p.check(&r); unique != (err == nil) || !unique && !fault.Is(err, fault.Precondition) {
+		if _, err := p.checkRequest(&r); unique != (err == nil) || !unique && !fault.Is(err, fault.Precondition) {
 			t.Errorf("%s: %v", role, err)
 		}
 	}

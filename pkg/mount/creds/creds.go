@@ -260,9 +260,9 @@ func (p *Provider) deliver(ctx context.Context, m state.Mount, g *Grant, known *
 		if err := peer.Renew(bounded, credentials.Keys{}, g.order); err != nil {
 			return helper.Status{}, err
 		}
-		return p.settle(ctx, peer, status), nil
+		return p.awaitRenewal(ctx, peer, status), nil
 	case status.Session.Over && status.Session.Error == "": // it expired during the first attempt to renew it
-		return p.settle(ctx, peer, status), nil
+		return p.awaitRenewal(ctx, peer, status), nil
 	}
 	return status, nil
 }
@@ -280,8 +280,8 @@ func (p *Provider) proveFirst(ctx context.Context, m state.Mount, g *Grant) erro
 	return p.Prove(ctx, g, be, m.Spec)
 }
 
-// settle waits, for a session that has expired or could not be renewed, until the helper has tried to make another.
-func (p *Provider) settle(ctx context.Context, peer *helper.Peer, status helper.Status) helper.Status {
+// awaitRenewal waits, for a session that has expired or could not be renewed, until the helper has tried to make another.
+func (p *Provider) awaitRenewal(ctx context.Context, peer *helper.Peer, status helper.Status) helper.Status {
 	if status.Session == nil || !status.Session.Over && status.Session.Error == "" {
 		return status
 	}

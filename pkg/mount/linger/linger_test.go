@@ -99,7 +99,7 @@ func TestWhichMountsLinger(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			l, p, m, h := newLingerer(t, tc.change)
 			l.Limits = tc.limits
-			err := l.linger(t.Context(), m)
+			err := l.beginLingering(t.Context(), m)
 			now := p.Record(m.Name)
 			if now.Lingers() != tc.want || (err == nil) != tc.want {
 				t.Fatalf("lingers: %t, %v", now.Lingers(), err)

@@ -83,7 +83,7 @@ func (m *Monitor) probeAll(ctx context.Context, wg *sync.WaitGroup) {
 		}
 		wg.Go(func() {
 			if silent := entry.EndProbe(m.answers(ctx, mnt)); silent >= m.HangTimeout && ctx.Err() == nil {
-				m.abort(ctx, name, mnt)
+				m.abortConnection(ctx, name, mnt)
 			}
 		})
 	}
@@ -98,9 +98,9 @@ func (m *Monitor) answers(ctx context.Context, mnt host.Mount) bool {
 	return err == nil || errors.As(err, &errno)
 }
 
-// abort aborts the connection of an unresponsive client, so that every process that waits for it gets an error, and kills the client.
+// abortConnection aborts the connection of an unresponsive client, so that every process that waits for it gets an error, and kills the client.
 // It is restarted like one that exited.
-func (m *Monitor) abort(ctx context.Context, name string, mnt host.Mount) {
+func (m *Monitor) abortConnection(ctx context.Context, name string, mnt host.Mount) {
 	ctx, cancel := context.WithTimeout(ctx, killBound)
 	defer cancel()
 	rec, err := m.Store.MountOrRemains(ctx, name)
@@ -112,7 +112,7 @@ func (m *Monitor) abort(ctx context.Context, name string, mnt host.Mount) {
 		return // its client waits for its session, and its publication bounds that
 	}
 	failpoint.Here("hang.found")
-	release, ok := m.hold(ctx, mnt)
+	release, ok := m.holdMount(ctx, mnt)
 	if !ok {
 		return
 	}
@@ -132,8 +132,8 @@ func (m *Monitor) abort(ctx context.Context, name string, mnt host.Mount) {
 	}
 }
 
-// hold keeps a mount in existence until release. Otherwise its device number could be reused, and another connection would be aborted.
-func (m *Monitor) hold(ctx context.Context, mnt host.Mount) (release func(), ok bool) {
+// holdMount keeps a mount in existence until release. Otherwise its device number could be reused, and another connection would be aborted.
+func (m *Monitor) holdMount(ctx context.Context, mnt host.Mount) (release func(), ok bool) {
 	dir, err := host.Call(ctx, m.Namespace, "opening "+mnt.Mountpoint, func(f *os.File) { f.Close() },
 		func() (*os.File, error) { return host.OpenDir(mnt.Mountpoint) })
 	if err != nil {

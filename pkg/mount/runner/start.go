@@ -61,9 +61,9 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 	t.known = t.known && !cl.StaticKeys // its client starts with the keys, when they are proven
 	defer t.end()
 	s := &start{runner: r, params: p, backend: be, client: cl, trial: t}
-	m, err := s.run(ctx, up)
+	m, err := s.startMount(ctx, up)
 	if errors.Is(err, errElsewhere) { // which is known now
-		m, err = s.run(ctx, up)
+		m, err = s.startMount(ctx, up)
 	}
 	if err != nil {
 		return state.Mount{}, err
@@ -87,8 +87,8 @@ type start struct {
 	trial   *trial // of the credentials
 }
 
-// run starts the mount. The context up ends when the credentials are refused, too.
-func (s *start) run(ctx, up context.Context) (state.Mount, error) {
+// startMount starts the mount. The context up ends when the credentials are refused, too.
+func (s *start) startMount(ctx, up context.Context) (state.Mount, error) {
 	spare, end := s.runner.Spares.Begin(s.backend.Addresses(s.params.Spec.Source))
 	defer end()
 	m, err := s.runner.UIDs.Allocate(ctx, state.Mount{VolumeID: s.params.VolumeID, Spec: s.params.Spec, Client: s.client.Name}, spare)

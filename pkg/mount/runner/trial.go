@@ -103,7 +103,7 @@ func (t *trial) expect(ctx context.Context) (backend.BucketInfo, error) {
 }
 
 // explain returns the error of a start: that of the trial, if the trial has failed, because the others follow from it. If the start
-// failed by itself, the trial is not waited for. If its time is over, so is that of the trial, which may know why.
+// failed by itself, the trial is not waited for. If ctx has ended, so has the trial; its error is the more useful one.
 func (t *trial) explain(ctx context.Context, err error) error {
 	if err == nil {
 		return nil

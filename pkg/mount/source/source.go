@@ -157,7 +157,7 @@ func (s *Sources) Unmount(ctx context.Context, m state.Mount, copies Copies) err
 			gone = mnt
 		}
 		if mounted || first && gone.Minor != 0 && !replaced {
-			if err := s.end(ctx, m, unmounting{gone, mounted, replaced}); err != nil {
+			if err := s.endConnection(ctx, m, unmounting{gone, mounted, replaced}); err != nil {
 				return err
 			}
 		}
@@ -173,9 +173,9 @@ type unmounting struct {
 	mounted, replaced bool
 }
 
-// end unmounts a file system from a mount's source, if it is mounted there, and ends its connection. A connection exists as long as its file
+// endConnection unmounts a file system from a mount's source, if it is mounted there, and ends its connection. A connection exists as long as its file
 // system has a mount, in whatever namespace.
-func (s *Sources) end(ctx context.Context, m state.Mount, u unmounting) error {
+func (s *Sources) endConnection(ctx context.Context, m state.Mount, u unmounting) error {
 	c, err := s.ctl.Open(ctx, u.mnt.Minor) // now, because its number may be reused once it is unmounted
 	if err != nil {
 		return err

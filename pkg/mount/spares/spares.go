@@ -121,7 +121,7 @@ func (p *Pool) Begin(needs []netip.Addr) (spare *state.Spare, end func()) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.starting--
-		p.hurry()
+		p.wakeUp()
 	})
 }
 
@@ -130,7 +130,7 @@ func (p *Pool) Discard(spare state.Spare) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.discarded = append(p.discarded, spare)
-	p.hurry()
+	p.wakeUp()
 }
 
 // DescribeLater has the unit of a mount described that was a spare. No mount waits for it.
@@ -138,10 +138,10 @@ func (p *Pool) DescribeLater(u launcher.Unit) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.described = append(p.described, u)
-	p.hurry()
+	p.wakeUp()
 }
 
-func (p *Pool) hurry() {
+func (p *Pool) wakeUp() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
@@ -156,7 +156,7 @@ func (p *Pool) countReady() { p.parts.Tracker.Metrics.Spares.Set(float64(len(p.r
 func (p *Pool) Run(ctx context.Context) {
 	p.endFormer(ctx)
 	if p.parts.Preparer != nil {
-		p.run(ctx)
+		p.keepReady(ctx)
 	}
 }
 
@@ -164,27 +164,27 @@ func (p *Pool) Run(ctx context.Context) {
 func (p *Pool) endFormer(ctx context.Context) {
 	former, err := p.parts.Store.Spares(ctx)
 	for _, spare := range former {
-		err = errors.Join(err, p.end(ctx, spare))
+		err = errors.Join(err, p.endSpare(ctx, spare))
 	}
 	if err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).Error(err, "Cannot end spare helpers of former driver")
 	}
 }
 
-// end has a spare exit, kills it if it does not, and removes what it leaves when its process has ended: until then, its directories bar
+// endSpare has a spare exit, kills it if it does not, and removes what it leaves when its process has ended: until then, its directories reserve
 // its uid. Nothing is killed where no helper listens, because the uid may already be that of a mount that took the spare, nor where the
 // uid is unknown because the spare's cache is gone.
-func (p *Pool) end(ctx context.Context, spare state.Spare) error {
-	_, err := p.quit(ctx, spare)
+func (p *Pool) endSpare(ctx context.Context, spare state.Spare) error {
+	_, err := p.quitSpare(ctx, spare)
 	if spare.UID == 0 || errors.Is(err, helper.ErrGone) {
 		return p.parts.Store.RemoveSpare(ctx, spare.Name)
 	}
-	return p.kill(ctx, spare)
+	return p.killSpare(ctx, spare)
 }
 
-// quit has a spare exit, and waits until it has: a unit whose process is killed fails, and launcher process would leave it. exited is
+// quitSpare has a spare exit, and waits until it has: a unit whose process is killed fails, and launcher process would leave it. exited is
 // false if that is not certain.
-func (p *Pool) quit(ctx context.Context, spare state.Spare) (exited bool, err error) {
+func (p *Pool) quitSpare(ctx context.Context, spare state.Spare) (exited bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, assignBound)
 	defer cancel()
 	status, err := p.peer(spare).Quit(ctx)
@@ -194,29 +194,29 @@ func (p *Pool) quit(ctx context.Context, spare state.Spare) (exited bool, err er
 	return host.AwaitExit(ctx, status.PID, spare.UID), nil
 }
 
-func (p *Pool) run(ctx context.Context) {
-	defer p.stop(context.WithoutCancel(ctx))
+func (p *Pool) keepReady(ctx context.Context) {
+	defer p.endAll(context.WithoutCancel(ctx))
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-p.wake:
-		case <-time.After(p.step(ctx)):
+		case <-time.After(p.workOnce(ctx)):
 		}
 	}
 }
 
-// step does the next piece of work and returns after how long there may be more.
-func (p *Pool) step(ctx context.Context) time.Duration {
-	if wait := p.busy(); wait > 0 {
+// workOnce does the next piece of work and returns after how long there may be more.
+func (p *Pool) workOnce(ctx context.Context) time.Duration {
+	if wait := p.startsWait(); wait > 0 {
 		return wait
 	}
 	if p.describe(ctx) {
 		return 0
 	}
 	if done, err := p.endDiscarded(ctx); done || err != nil {
-		return p.pause(ctx, err, "Cannot end spare helper")
+		return p.pauseAfter(ctx, err, "Cannot end spare helper")
 	}
-	p.check(ctx)
+	p.checkReady(ctx)
 	missing, discarded := p.adjust()
 	switch {
 	case discarded:
@@ -230,11 +230,11 @@ func (p *Pool) step(ctx context.Context) time.Duration {
 		klog.FromContext(ctx).Info("No spare helpers", "reason", err.Error())
 		return spareCheck
 	}
-	return p.pause(ctx, err, "Cannot start spare helper")
+	return p.pauseAfter(ctx, err, "Cannot start spare helper")
 }
 
-// busy returns how long to wait for mounts that are being started.
-func (p *Pool) busy() time.Duration {
+// startsWait returns how long to wait for mounts that are being started.
+func (p *Pool) startsWait() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.starting == 0 {
@@ -243,7 +243,7 @@ func (p *Pool) busy() time.Duration {
 	return sparePatience - time.Since(p.busySince)
 }
 
-func (p *Pool) pause(ctx context.Context, err error, what string) time.Duration {
+func (p *Pool) pauseAfter(ctx context.Context, err error, what string) time.Duration {
 	if err == nil || ctx.Err() != nil {
 		return 0
 	}
@@ -277,10 +277,10 @@ func (p *Pool) endDiscarded(ctx context.Context) (done bool, err error) {
 	spare := p.discarded[0]
 	p.mu.Unlock()
 	// A spare that exits leaves no process, because it has started none. So systemd need not be asked for its units.
-	if exited, _ := p.quit(ctx, spare); exited {
+	if exited, _ := p.quitSpare(ctx, spare); exited {
 		err = p.parts.Store.RemoveSpare(ctx, spare.Name)
 	} else {
-		err = p.kill(ctx, spare)
+		err = p.killSpare(ctx, spare)
 	}
 	if err != nil {
 		return false, err
@@ -291,8 +291,8 @@ func (p *Pool) endDiscarded(ctx context.Context) (done bool, err error) {
 	return true, nil
 }
 
-// kill ends a spare and removes what it leaves.
-func (p *Pool) kill(ctx context.Context, spare state.Spare) error {
+// killSpare ends a spare and removes what it leaves.
+func (p *Pool) killSpare(ctx context.Context, spare state.Spare) error {
 	ctx, cancel := context.WithTimeout(ctx, cleanupBound)
 	defer cancel()
 	if err := p.parts.Launcher.Kill(ctx, spare.UID); err != nil {
@@ -301,8 +301,8 @@ func (p *Pool) kill(ctx context.Context, spare state.Spare) error {
 	return p.parts.Store.RemoveSpare(ctx, spare.Name)
 }
 
-// check discards the spares that do not answer, and all if the launcher can use none any more.
-func (p *Pool) check(ctx context.Context) {
+// checkReady discards the spares that do not answer, and all if the launcher can use none any more.
+func (p *Pool) checkReady(ctx context.Context) {
 	p.mu.Lock()
 	due := time.Since(p.checked) >= spareCheck
 	if due {
@@ -315,7 +315,7 @@ func (p *Pool) check(ctx context.Context) {
 	}
 	prepares := p.parts.Preparer.Prepares(nil)
 	for _, spare := range ready {
-		err := p.ask(ctx, spare)
+		err := p.askSpare(ctx, spare)
 		if ctx.Err() != nil || err == nil && prepares {
 			continue
 		}
@@ -332,8 +332,8 @@ func (p *Pool) check(ctx context.Context) {
 	}
 }
 
-// ask reports why a spare cannot be used.
-func (p *Pool) ask(ctx context.Context, spare state.Spare) error {
+// askSpare reports why a spare cannot be used.
+func (p *Pool) askSpare(ctx context.Context, spare state.Spare) error {
 	ctx, cancel := context.WithTimeout(ctx, spareAskBound)
 	defer cancel()
 	status, err := p.peer(spare).Status(ctx)
@@ -375,7 +375,7 @@ func (p *Pool) start(ctx context.Context) error {
 	}
 	failpoint.Here("spare.made")
 	if err := p.launch(sctx, spare); err != nil {
-		return errors.Join(err, p.kill(context.WithoutCancel(ctx), spare))
+		return errors.Join(err, p.killSpare(context.WithoutCancel(ctx), spare))
 	}
 	failpoint.Here("spare.started")
 	p.mu.Lock()
@@ -400,11 +400,11 @@ func (p *Pool) launch(ctx context.Context, spare state.Spare) error {
 	if err != nil {
 		return err
 	}
-	return p.ask(ctx, spare)
+	return p.askSpare(ctx, spare)
 }
 
-// stop ends all spares. The next driver ends those that remain.
-func (p *Pool) stop(ctx context.Context) {
+// endAll ends all spares. The next driver ends those that remain.
+func (p *Pool) endAll(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, spareEndBound)
 	defer cancel()
 	p.mu.Lock()
@@ -415,7 +415,7 @@ func (p *Pool) stop(ctx context.Context) {
 	p.mu.Unlock()
 	var g errgroup.Group
 	for _, spare := range all {
-		g.Go(func() error { return p.end(ctx, spare) })
+		g.Go(func() error { return p.endSpare(ctx, spare) })
 	}
 	g.Go(func() error {
 		for more := true; more && ctx.Err() == nil; {

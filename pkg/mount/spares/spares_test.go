@@ -79,18 +79,18 @@ func TestSparesFollowTheDemand(t *testing.T) {
 		_, end := s.Begin(nil)
 		ends = append(ends, end)
 	}
-	if s.busy() <= 0 {
+	if s.startsWait() <= 0 {
 		t.Error("spares are started beside mounts")
 	}
 	s.busySince = time.Now().Add(-sparePatience)
-	if s.busy() > 0 {
+	if s.startsWait() > 0 {
 		t.Error("spares wait for mounts forever")
 	}
 	for _, end := range ends {
 		end()
 	}
-	if s.busy() != 0 || s.target != maxSpares {
-		t.Errorf("busy for %s, target %d", s.busy(), s.target)
+	if s.startsWait() != 0 || s.target != maxSpares {
+		t.Errorf("busy for %s, target %d", s.startsWait(), s.target)
 	}
 	for i := range uint32(maxSpares) {
 		s.ready = append(s.ready, state.Spare{UID: i})
@@ -118,7 +118,7 @@ func TestASpareThatDoesNotAnswerIsDiscarded(t *testing.T) {
 	s := newPool(t, prepared{})
 	spare := state.Spare{Name: "spare-1", UID: 5000}
 	s.ready = []state.Spare{spare}
-	s.check(t.Context())
+	s.checkReady(t.Context())
 	if len(s.ready) != 0 || len(s.discarded) != 1 {
 		t.Fatalf("ready %v, discarded %v", s.ready, s.discarded)
 	}
@@ -134,7 +134,7 @@ func TestASpareThatDoesNotAnswerIsDiscarded(t *testing.T) {
 // that has exited is not killed, because it has started no process.
 func TestASpareExitsBeforeItIsKilled(t *testing.T) {
 	t.Run("of the former driver", func(t *testing.T) {
-		exitsBeforeItIsKilled(t, 1, func(ctx context.Context, p *Pool, spare state.Spare) error { return p.end(ctx, spare) })
+		exitsBeforeItIsKilled(t, 1, func(ctx context.Context, p *Pool, spare state.Spare) error { return p.endSpare(ctx, spare) })
 	})
 	t.Run("discarded", func(t *testing.T) {
 		exitsBeforeItIsKilled(t, 0, func(ctx context.Context, p *Pool, spare state.Spare) error {

@@ -141,7 +141,7 @@ func (s *Store) Make(ctx context.Context, m Mount) error {
 			return err
 		}
 		failpoint.Here("make.recorded")
-		if err := s.admit(m.Name, int(m.UID)); err != nil {
+		if err := s.admitGroup(m.Name, int(m.UID)); err != nil {
 			return err
 		}
 		if err := s.makeWritable(m); err != nil {
@@ -327,7 +327,7 @@ func (s *Store) restore(ctx context.Context, name string, keeps func(Mount) bool
 			return false, err
 		}
 	}
-	if err := errors.Join(s.admit(name, int(uid)), s.makeHelperDir(name, int(uid))); err != nil {
+	if err := errors.Join(s.admitGroup(name, int(uid)), s.makeHelperDir(name, int(uid))); err != nil {
 		return false, err
 	}
 	failpoint.Here("restore.directories")

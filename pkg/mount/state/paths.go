@@ -139,8 +139,8 @@ func restrictDir(dir string, mode os.FileMode) error {
 	return os.Chmod(dir, fi.Mode().Perm()&mode)
 }
 
-// admit lets the mount's own group, which is its helper's and its client's, pass through the mount's directory.
-func (s *Store) admit(name string, gid int) error {
+// admitGroup lets the mount's own group, which is its helper's and its client's, pass through the mount's directory.
+func (s *Store) admitGroup(name string, gid int) error {
 	dir := s.MountDir(name)
 	return errors.Join(os.Lchown(dir, -1, gid), os.Chmod(dir, modeAdmit))
 }

@@ -106,7 +106,7 @@ func (s *Store) removeSpare(ctx context.Context, name string) error {
 	return errors.Join(err, rmtree.Remove(ctx, s.CacheDir(name)), rmtree.Remove(ctx, s.spareDir(name)))
 }
 
-// Spares returns the spares of which anything is left. The uid of one that a mount has taken is 0.
+// Spares returns the spares that left files behind. UID is 0 if a mount took the spare.
 func (s *Store) Spares(ctx context.Context) ([]Spare, error) {
 	return get(ctx, s, func() (all []Spare, err error) {
 		for _, dir := range []string{s.Cache, s.scratch(), s.sparesDir()} { // after a reboot, only the cache is left

@@ -38,7 +38,7 @@ func (s *Supervisor) AwaitDrained(ctx context.Context, w want.Mount, failed erro
 		"bucket", first.First.Spec.Bucket, "prefix", first.First.Spec.Prefix)
 	wait := drainWait{s, w, name}
 	for {
-		drained, err := wait.stop(ctx)
+		drained, err := wait.stopDraining(ctx)
 		if err == nil && drained {
 			return true, nil
 		}
@@ -65,8 +65,8 @@ type drainWait struct {
 	name  string
 }
 
-// stop stops the mount if it still drains. drained is false if its unpublish has not unmounted all targets yet.
-func (d drainWait) stop(ctx context.Context) (drained bool, err error) {
+// stopDraining stops the mount if it still drains. drained is false if its unpublish has not unmounted all targets yet.
+func (d drainWait) stopDraining(ctx context.Context) (drained bool, err error) {
 	unlock, err := d.super.lockToStop(ctx, d.name)
 	if err != nil {
 		return false, err

@@ -146,7 +146,7 @@ func (s *Supervisor) restart(ctx context.Context, m *state.Mount, grant *creds.G
 	return nil
 }
 
-// discardIncomplete removes those of the mounts of a key, which is locked, whose start a crash has cut off.
+// discardIncomplete removes mounts of a key that a crash left half started. The caller holds the key's lock.
 func (s *Supervisor) discardIncomplete(ctx context.Context, all []state.Mount) (err error) {
 	for _, m := range all {
 		if m.Phase == state.Starting {

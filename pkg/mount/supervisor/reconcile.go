@@ -47,8 +47,8 @@ func (s *Supervisor) Reconcile(ctx context.Context, name string) (again time.Dur
 	return again, false, err
 }
 
-// look reads the actual state of one mount.
-func (s *Supervisor) look(ctx context.Context, name string) (view, error) {
+// readView reads the actual state of one mount.
+func (s *Supervisor) readView(ctx context.Context, name string) (view, error) {
 	m, have, err := s.store.Mount(ctx, name)
 	if errors.Is(err, state.ErrDamaged) {
 		s.tracker.LogError(ctx, name+" record", err, "Record of mount is damaged", "mount", name)
@@ -88,7 +88,7 @@ func (s *Supervisor) anyHeld(ctx context.Context, pubs []state.Publication) (boo
 // reconcileMount compares the actual state of a mount with the desired one and repairs the difference. again is when to reconcile it
 // next, 0: with the others. The lock of the mount's key is held.
 func (s *Supervisor) reconcileMount(ctx context.Context, name string) (again time.Duration, err error) {
-	v, err := s.look(ctx, name)
+	v, err := s.readView(ctx, name)
 	if err != nil {
 		return 0, err
 	}

@@ -204,16 +204,10 @@ func (s *Supervisor) verifyRotation(ctx context.Context, m state.Mount, grant *c
 // Refresh delivers the credentials that a republish supplies to a healthy mount, and to those that its publication p was moved away
 // from.
 func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publication, w want.Mount) error {
-	grant := w.Grant
-	if pod := w.Publication.Pod; pod != (state.Pod{}) && pod != p.Pod { // an older driver recorded none
-		if err := s.updatePublication(ctx, p, func(now *state.Publication) { now.Pod = pod }); err != nil {
-			return err
-		}
-	}
-	if err := s.cleanUpPrevious(ctx, p, grant); err != nil {
+	if err := s.cleanUpPrevious(ctx, p, w.Grant); err != nil {
 		return err
 	}
-	if err := s.creds.Apply(ctx, m, grant, nil); err != nil {
+	if err := s.creds.Apply(ctx, m, w.Grant, nil); err != nil {
 		return err
 	}
 	if m.RotatedAt.IsZero() || time.Since(m.RotatedAt) > rotationBound {
@@ -224,7 +218,7 @@ func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publica
 		return nil
 	}
 	defer unlock()
-	return s.verifyRotation(ctx, m, grant)
+	return s.verifyRotation(ctx, m, w.Grant)
 }
 
 func (r rotation) move(ctx context.Context) error {

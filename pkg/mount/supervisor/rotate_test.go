@@ -202,7 +202,7 @@ func TestFormerMountsGetTheNewSession(t *testing.T) {
 	if now := left(); !now.Superseded || len(h.Given()) != 1 || h.Given()[0].Order == nil {
 		t.Errorf("%+v; the helper was given %+v", now, h.Given())
 	}
-	v, err := s.look(t.Context(), m.Name)
+	v, err := s.readView(t.Context(), m.Name)
 	if err != nil || !v.movedAway || len(v.pubs) > 0 {
 		t.Errorf("%+v, %v", v, err)
 	}

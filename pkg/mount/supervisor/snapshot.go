@@ -145,13 +145,13 @@ func (s *Supervisor) BeginPass(ctx context.Context) (func(ctx context.Context, k
 	if p.seen, err = s.snapshot(ctx); err != nil {
 		return nil, err
 	}
-	p.search(ctx)
+	p.searchPods(ctx)
 	return p.tryReconcile, nil
 }
 
-// search finds the outdated mounts if this process has not healed all mounts yet. Most have nothing to heal when the driver starts, and
+// searchPods finds the outdated mounts if this process has not healed all mounts yet. Most have nothing to heal when the driver starts, and
 // are found by one search of all mount namespaces instead of one for each.
-func (p *pass) search(ctx context.Context) {
+func (p *pass) searchPods(ctx context.Context) {
 	unhealed := false
 	for _, m := range p.records {
 		unhealed = unhealed || m.Phase == state.Running && p.super.healer.Unhealed(m)
@@ -180,7 +180,7 @@ func (p *pass) tryReconcile(ctx context.Context, key string, names []string, fai
 	current := !changed
 	for _, name := range names {
 		if current {
-			done, err := p.confirm(ctx, name)
+			done, err := p.confirmMount(ctx, name)
 			if err != nil {
 				failed(name, err)
 			}
@@ -200,9 +200,9 @@ func (p *pass) tryReconcile(ctx context.Context, key string, names []string, fai
 	}
 }
 
-// confirm refreshes the credentials of a mount that is in use and in order, as far as the snapshot shows. done is false if it may have
+// confirmMount refreshes the credentials of a mount that is in use and in order, as far as the snapshot shows. done is false if it may have
 // to be changed.
-func (p *pass) confirm(ctx context.Context, name string) (done bool, err error) {
+func (p *pass) confirmMount(ctx context.Context, name string) (done bool, err error) {
 	m, have := p.records[name]
 	if !have || m.Phase != state.Running || m.Superseded || p.succeeds(m) {
 		return false, nil

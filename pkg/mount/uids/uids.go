@@ -50,11 +50,11 @@ type Allocator struct {
 func (a *Allocator) Allocate(ctx context.Context, m state.Mount, spare *state.Spare) (state.Mount, error) {
 	if spare != nil {
 		m.UID, m.Spare = spare.UID, spare.Name
-		err := a.reserve(ctx, &m, nil)
+		err := a.reserveMount(ctx, &m, nil)
 		return m, err
 	}
 	err := a.untilUnused(ctx, func(taken map[uint32]bool) (uid uint32, remove func(context.Context) error, err error) {
-		err = a.reserve(ctx, &m, taken)
+		err = a.reserveMount(ctx, &m, taken)
 		return m.UID, func(ctx context.Context) error { return a.Store.Remove(ctx, m.Name) }, err
 	})
 	return m, err
@@ -92,13 +92,13 @@ func (a *Allocator) untilUnused(ctx context.Context, allocate func(taken map[uin
 	}
 }
 
-// reserve makes a mount's directories, which mark its name and its uid as used. A mount without a spare gets a uid that is not taken.
-func (a *Allocator) reserve(ctx context.Context, m *state.Mount, taken map[uint32]bool) (err error) {
+// reserveMount makes a mount's directories, which mark its name and its uid as used. A mount without a spare gets a uid that is not taken.
+func (a *Allocator) reserveMount(ctx context.Context, m *state.Mount, taken map[uint32]bool) (err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	m.Key = m.Spec.Key()
 	if m.Generation, err = a.Store.NextGeneration(ctx, m.Key); err == nil && m.Spare == "" {
-		m.UID, err = a.unused(ctx, m.Key, taken)
+		m.UID, err = a.chooseUnused(ctx, m.Key, taken)
 	}
 	if err != nil {
 		return fmt.Errorf("allocating a new mount: %w", err)
@@ -116,15 +116,15 @@ func (a *Allocator) reserve(ctx context.Context, m *state.Mount, taken map[uint3
 func (a *Allocator) makeSpare(ctx context.Context, taken map[uint32]bool) (state.Spare, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	uid, err := a.unused(ctx, "spare", taken)
+	uid, err := a.chooseUnused(ctx, "spare", taken)
 	if err != nil {
 		return state.Spare{}, err
 	}
 	return a.Store.MakeSpare(ctx, uid)
 }
 
-// unused returns a uid that no mount and no spare has, and that is not taken. Call under mu.
-func (a *Allocator) unused(ctx context.Context, key string, taken map[uint32]bool) (uint32, error) {
+// chooseUnused returns a uid that no mount and no spare has, and that is not taken. Call under mu.
+func (a *Allocator) chooseUnused(ctx context.Context, key string, taken map[uint32]bool) (uint32, error) {
 	used, err := a.Store.UIDs(ctx)
 	if err != nil {
 		return 0, err
@@ -154,7 +154,7 @@ func (a *Allocator) KillOrphans(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listing helpers: %w", err)
 	}
-	orphans, err := a.quarantine(ctx, units)
+	orphans, err := a.quarantineOrphans(ctx, units)
 	if err != nil {
 		return err
 	}
@@ -171,9 +171,9 @@ func (a *Allocator) KillOrphans(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// quarantine returns the units that belong to no mount, and bars their uids until they are killed: a new mount of the same volume
+// quarantineOrphans returns the units that belong to no mount, and bars their uids until they are killed: a new mount of the same volume
 // tends to get the same uid, and would be killed instead.
-func (a *Allocator) quarantine(ctx context.Context, units []launcher.UnitInfo) (orphans []launcher.UnitInfo, err error) {
+func (a *Allocator) quarantineOrphans(ctx context.Context, units []launcher.UnitInfo) (orphans []launcher.UnitInfo, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	used, err := a.Store.UIDs(ctx) // after the units were listed: a mount's directory is made before its unit

@@ -27,7 +27,7 @@ func TestQuarantinedUIDsAreNotAllocated(t *testing.T) {
 	given := state.Mount{VolumeID: "v", Spec: spec}
 	again := given
 	l.OnKill = func(uint32) {
-		if err := a.reserve(t.Context(), &given, nil); err != nil {
+		if err := a.reserveMount(t.Context(), &given, nil); err != nil {
 			t.Error(err)
 		}
 	}
@@ -40,7 +40,7 @@ func TestQuarantinedUIDsAreNotAllocated(t *testing.T) {
 	if err := p.Store.Remove(t.Context(), given.Name); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.reserve(t.Context(), &again, nil); err != nil || again.UID != usual {
+	if err := a.reserveMount(t.Context(), &again, nil); err != nil || again.UID != usual {
 		t.Errorf("afterwards it gets %d, %v", again.UID, err)
 	}
 }

@@ -138,7 +138,7 @@ func (m *Meter) Observe(r mount.Request, spec mount.Spec) {
 	}
 	m.mu.Unlock()
 	if due {
-		m.poke()
+		m.wakeUp()
 	}
 }
 
@@ -179,7 +179,7 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-func (m *Meter) poke() {
+func (m *Meter) wakeUp() {
 	select {
 	case m.wake <- struct{}{}:
 	default:
@@ -196,8 +196,8 @@ func (m *Meter) Run(ctx context.Context) {
 		if err := m.prune(ctx); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Cannot read publications, measuring no usage")
 		} else {
-			for _, e := range m.next() {
-				wg.Go(func() { m.visit(ctx, e) })
+			for _, e := range m.takeDue() {
+				wg.Go(func() { m.visitVolume(ctx, e) })
 			}
 		}
 		select {
@@ -250,8 +250,8 @@ func (m *Meter) prune(ctx context.Context) error {
 	return err
 }
 
-// next returns the volumes to visit now, and marks them.
-func (m *Meter) next() (due []*entry) {
+// takeDue returns the volumes to visit now, and marks them.
+func (m *Meter) takeDue() (due []*entry) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range m.entries {
@@ -263,13 +263,13 @@ func (m *Meter) next() (due []*entry) {
 	return due
 }
 
-// visit reads the settings of a volume and lists it if that is due:
+// visitVolume reads the settings of a volume and lists it if that is due:
 //
 //  1. record that it is tried, so that a driver that is killed meanwhile does not list the volume again at once
 //  2. make a session, read the settings if that is due
 //  3. list the volume if it is measured, and has not been within its interval
 //  4. record what was found, or when to try again
-func (m *Meter) visit(ctx context.Context, e *entry) {
+func (m *Meter) visitVolume(ctx context.Context, e *entry) {
 	select {
 	case m.slots <- struct{}{}:
 		defer func() { <-m.slots }()
@@ -281,7 +281,7 @@ func (m *Meter) visit(ctx context.Context, e *entry) {
 	u, s, published := e.known, *e.source, e.published
 	m.mu.Unlock()
 	if !published { // while it waited for the others
-		m.finish(e, u)
+		m.endVisit(e, u)
 		return
 	}
 	logger := klog.FromContext(ctx).WithValues("volume", u.VolumeID)
@@ -293,13 +293,13 @@ func (m *Meter) visit(ctx context.Context, e *entry) {
 	err := m.parts.Store.Write(vctx, tried)
 	if err == nil {
 		var result string
-		if u, result, err = m.measure(vctx, u, s, began); result != "" {
+		if u, result, err = m.measureVolume(vctx, u, s, began); result != "" {
 			m.metrics.measurements.WithLabelValues(result).Inc()
 			logger.Info("Measured usage", "result", result, "bytes", u.Bytes, "objects", u.Objects, "took", m.parts.Now().Sub(began))
 		}
 	}
 	if ctx.Err() != nil { // the driver stops, and the next one tries again
-		m.finish(e, tried)
+		m.endVisit(e, tried)
 		return
 	}
 	if err != nil {
@@ -307,7 +307,7 @@ func (m *Meter) visit(ctx context.Context, e *entry) {
 		u.Failures, u.Retry = tried.Failures, tried.Retry
 		logger.Error(err, "Cannot measure usage, will retry", "notBefore", u.Retry)
 	}
-	m.finish(e, u)
+	m.endVisit(e, u)
 	wctx, cancelWrite := context.WithTimeout(ctx, storeBound)
 	defer cancelWrite()
 	if err := m.parts.Store.Write(wctx, u); err != nil {
@@ -318,8 +318,8 @@ func (m *Meter) visit(ctx context.Context, e *entry) {
 // backoff returns the pause after a number of failures.
 func backoff(failures int) time.Duration { return min(retryAfter<<min(failures-1, 6), 6*time.Hour) }
 
-// finish ends a visit.
-func (m *Meter) finish(e *entry, u state.Usage) {
+// endVisit ends a visit.
+func (m *Meter) endVisit(e *entry, u state.Usage) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e.known, e.busy = u, false
@@ -328,8 +328,8 @@ func (m *Meter) finish(e *entry, u state.Usage) {
 	}
 }
 
-// measure returns the usage of a volume as it is afterwards. result is "" if it was not listed.
-func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time.Time) (_ state.Usage, result string, err error) {
+// measureVolume returns the usage of a volume as it is afterwards. result is "" if it was not listed.
+func (m *Meter) measureVolume(ctx context.Context, u state.Usage, s source, began time.Time) (_ state.Usage, result string, err error) {
 	id, parseErr := volume.ParseID(u.VolumeID)
 	recorded := parseErr == nil
 	record := creds.UsageRecord{Tags: recorded && id.Prefix == ""}

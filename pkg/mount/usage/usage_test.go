@@ -198,8 +198,8 @@ func (f *fixture) pass() {
 	if err := f.prune(f.t.Context()); err != nil {
 		f.t.Fatal(err)
 	}
-	for _, e := range f.next() {
-		f.visit(f.t.Context(), e)
+	for _, e := range f.takeDue() {
+		f.visitVolume(f.t.Context(), e)
 	}
 }
 
@@ -466,8 +466,8 @@ func TestAnInterruptedMeasurementIsNotRepeatedAtOnce(t *testing.T) {
 	f.publications = []state.Publication{{VolumeID: handle}}
 	f.Observe(mount.Request{VolumeID: handle, Attributes: volume.Attributes{Usage: six}}, mount.Spec{Backend: "default", Bucket: "bucket", Prefix: "v/"})
 	f.listing = cancel
-	for _, e := range f.next() {
-		f.visit(ctx, e)
+	for _, e := range f.takeDue() {
+		f.visitVolume(ctx, e)
 	}
 	f.listing = nil
 	f.restart()
