@@ -321,3 +321,65 @@ func TestRolesAreUniqueToAPod(t *testing.T) {
 		}
 	}
 }
+
+// A volume's usage is what was measured, or else what its file system reports.
+func TestStats_AreOfPublishedVolumesOnly(t *testing.T) {
+	p, all, _ := newPublisher(t, func(o *Options) { o.TargetRoot = "/" })
+	pub := all.Show(all.Mount("a", "1", "mountpoint-s3", nil))
+	if st, err := p.Stats(t.Context(), "v", pub.Target); err != nil || st.TotalBytes == 0 {
+		t.Errorf("%+v, %v", st, err)
+	}
+	p.parts.Usage = &fakeUsage{measured: map[string]mount.Usage{"v": {Bytes: 5, CapacityBytes: 100}}}
+	if st, err := p.Stats(t.Context(), "v", pub.Target); err != nil || st.UsedBytes != 5 || st.TotalBytes != 100 {
+		t.Errorf("%+v, %v", st, err)
+	}
+	gone := state.Publication{Target: t.TempDir(), VolumeID: "v", Mount: pub.Mount}
+	all.Publish(gone)
+	for what, at := range map[string][2]string{"another volume": {"w", pub.Target}, "no publication": {"v", t.TempDir()}, "no mount": {"v", gone.Target}} {
+		if _, err := p.Stats(t.Context(), at[0], at[1]); !fault.Is(err, fault.NotFound) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if target, err := p.PublishedAt(t.Context(), "v"); err != nil || target != pub.Target && target != gone.Target {
+		t.Errorf("published at %q, %v", target, err)
+	}
+	if target, err := p.PublishedAt(t.Context(), "w"); err != nil || target != "" {
+		t.Errorf("published at %q, %v", target, err)
+	}
+}
+
+// An unpublish without a record finds the mount by what the target shows. It touches no mount of another program, and no other volume.
+func TestUnpublish_FindsMountsWithoutARecord(t *testing.T) {
+	p, all, mounts := newPublisher(t, nil)
+	m := all.Mount("a", "1", "mountpoint-s3", nil)
+	lost, foreign := t.TempDir(), t.TempDir()
+	all.MountAt(m, lost)
+	all.MountAt(state.Mount{Source: "another"}, foreign)
+	if err := p.Unpublish(t.Context(), "v", foreign); !fault.Is(err, fault.Precondition) {
+		t.Errorf("a mount of another program: %v", err)
+	}
+	if err := p.Unpublish(t.Context(), "v", lost); err != nil || !slices.Equal(mounts.called, []string{"release"}) {
+		t.Errorf("without a record: %v, %v", mounts.called, err)
+	}
+	if pub, ok, err := all.Store.Pubs.Get(t.Context(), lost); err != nil || !ok || pub.Mount != m.Name {
+		t.Errorf("the record of the draining mount: %+v, %v", pub, err)
+	}
+	if err := p.Unpublish(t.Context(), "w", lost); !fault.Is(err, fault.Precondition) {
+		t.Errorf("another volume: %v", err)
+	}
+	if err := p.Unpublish(t.Context(), "v", all.Store.SourceDir(m.Name)); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a directory of the driver: %v", err)
+	}
+}
+
+// A single writer's volume has one target on the node.
+func TestPublish_SingleWriterHasOneTarget(t *testing.T) {
+	p, all, mounts := newPublisher(t, nil)
+	mounts.mount = all.Mount("a", "1", "mountpoint-s3", nil)
+	all.Publish(state.Publication{Target: "/elsewhere", VolumeID: mounttest.Request().VolumeID, Mount: mounts.mount.Name})
+	r := requestFor(filepath.Join(t.TempDir(), "t"))
+	r.SingleWriter = true
+	if err := p.Publish(t.Context(), r, nil); !fault.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "/elsewhere") {
+		t.Errorf("%v", err)
+	}
+}

@@ -238,3 +238,65 @@ func TestUnstoredFiles_FailTheFirstStopOnly(t *testing.T) {
 		t.Error("the mount's record is there")
 	}
 }
+
+// flushed is the error of a flush of a client with this status.
+func flushed(t *testing.T, clientName string, status *helper.Status, change func(*state.Mount)) error {
+	t.Helper()
+	d, p := newDrainer(t, &mounttest.UIDs{}, time.Minute)
+	d.reportBound, d.checkEvery = 100*time.Millisecond, 100*time.Millisecond
+	m := p.Mount("a", "1", clientName, change)
+	if status != nil {
+		status.Protocol, status.Revision = 1, 7
+		(&mounttest.Helper{Status: status}).Serve(t, p.Store.Socket(m.Name))
+	}
+	return d.Flush(t.Context(), m)
+}
+
+func TestFlush_KnowsWhetherEverythingIsStored(t *testing.T) {
+	running := helper.StateRunning
+	for what, tc := range map[string]struct {
+		client string
+		status *helper.Status
+		reason string // "": everything is stored
+	}{
+		"after a flush":      {"rclone", &helper.Status{State: running, Flush: helper.FlushStatus{Asked: 1, Done: 1}}, ""},
+		"unsent files":       {"rclone", &helper.Status{State: running, Flush: helper.FlushStatus{Asked: 1, Done: 1, Unsent: 2}}, "2 changed files"},
+		"no end of a flush":  {"rclone", &helper.Status{State: running, Flush: helper.FlushStatus{Asked: 1}}, "does not report"},
+		"an exited client":   {"rclone", &helper.Status{State: helper.StateExited}, "has exited"},
+		"no helper":          {"rclone", nil, ""},
+		"no pending uploads": {"mountpoint-s3", &helper.Status{State: running, Queue: &client.Queue{}}, ""},
+		"no report":          {"mountpoint-s3", &helper.Status{State: running}, "does not report uploads"},
+		"unstored files":     {"mountpoint-s3", &helper.Status{State: running, Queue: &client.Queue{}, Unstored: &client.Unstored{Files: 1}}, "could not be stored"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			err := flushed(t, tc.client, tc.status, nil)
+			var unknown *NotFlushedError
+			if stored := tc.reason == "" && tc.status != nil; stored != (err == nil) {
+				t.Fatalf("%v", err)
+			}
+			if err != nil && (!errors.As(err, &unknown) || !strings.Contains(unknown.Reason, tc.reason)) {
+				t.Errorf("%v, want %q", err, tc.reason)
+			}
+		})
+	}
+	if err := flushed(t, "mountpoint-s3", nil, func(m *state.Mount) { m.Spec.ReadOnly = true }); err != nil {
+		t.Errorf("a read-only mount: %v", err)
+	}
+}
+
+// Without its record, a mount is stopped by its uid. If its client exited abnormally, its cache is kept.
+func TestStopUnrecorded_KeepsTheCacheOfACrashedClient(t *testing.T) {
+	for how, status := range map[string]*helper.Status{
+		"clean": {Protocol: 1, Revision: 7, State: helper.StateExited}, "crashed": {Protocol: 1, Revision: 7, State: helper.StateExited, ExitCode: 1},
+	} {
+		l := &mounttest.UIDs{}
+		d, p := newDrainer(t, l, 0)
+		m := p.Mount("a", "1", "rclone", nil)
+		(&mounttest.Helper{Status: status}).Serve(t, p.Store.Socket(m.Name))
+		err := d.StopUnrecorded(t.Context(), state.Mount{Name: m.Name, Key: m.Key, UID: m.UID})
+		exists, cerr := p.Store.CacheExists(t.Context(), m.Name)
+		if crashed := how == "crashed"; crashed != fault.Is(err, fault.Precondition) || crashed != exists || cerr != nil {
+			t.Errorf("%s: the cache exists: %t, %v, %v", how, exists, err, cerr)
+		}
+	}
+}
