@@ -19,10 +19,14 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/spares"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/uids"
 )
 
 func newRunner(t *testing.T, l Launcher, b creds.Backends) (*Runner, *parts.Parts) {
@@ -170,4 +174,101 @@ func TestAClientGetsTheCredentialsOfTheProxyInItsCommand(t *testing.T) {
 	if request := <-got; !strings.Contains(request, "driver:before") || strings.Contains(request, "driver:after") {
 		t.Errorf("the helper was sent %q", request)
 	}
+}
+
+// countingLauncher is a launcher whose mounts have had an OOM-killed process, and that cannot start helpers.
+type countingLauncher struct{ mounttest.UIDs }
+
+func (*countingLauncher) OOMKills(context.Context, string, uint32) (uint64, error) { return 1, nil }
+
+func (*countingLauncher) Start(context.Context, launcher.Unit) error { return errors.New("no helper") }
+
+func TestCauseOf_IsWhatEndedTheClient(t *testing.T) {
+	exited := helper.Status{Protocol: 1, State: helper.StateExited, ExitCode: 3, Tail: []string{"no space"}}
+	serves := helper.Status{Protocol: 1, State: helper.StateRunning}
+	for what, tc := range map[string]struct {
+		status *helper.Status
+		change func(r *Runner, m *state.Mount)
+		reason string
+		detail string
+	}{
+		"crash":          {&exited, nil, tracker.ReasonCrash, "exit status 3: no space"},
+		"unmounted":      {&serves, nil, tracker.ReasonSource, "unmounted"},
+		"no helper":      {nil, nil, tracker.ReasonHelper, ExitUnknown},
+		"unresponsive":   {nil, func(r *Runner, m *state.Mount) { r.Tracker.Mount(m.Name).Killed() }, tracker.ReasonHang, "unresponsive"},
+		"OOM":            {nil, func(_ *Runner, m *state.Mount) { m.OOMKills = 0 }, tracker.ReasonOOM, "no limit of its own"},
+		"OOM by volume":  {nil, func(_ *Runner, m *state.Mount) { m.OOMKills, m.Spec.MemoryLimit = 0, 64<<20 }, tracker.ReasonOOM, "its volume is 64 MiB"},
+		"OOM by default": {nil, func(r *Runner, m *state.Mount) { m.OOMKills, r.Limits.MemoryMax = 0, 8<<30 }, tracker.ReasonOOM, "--memory-limit is 8192 MiB"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r, p := newRunner(t, &countingLauncher{}, mounttest.S3{})
+			m := p.Mount("a", "1", "rclone", func(m *state.Mount) { m.OOMKills = 1 })
+			if tc.status != nil {
+				(&mounttest.Helper{Status: tc.status}).Serve(t, p.Store.Socket(m.Name))
+			}
+			if tc.change != nil {
+				tc.change(r, &m)
+			}
+			if got := r.CauseOf(t.Context(), m); got.Reason != tc.reason || !strings.Contains(got.Detail, tc.detail) {
+				t.Errorf("%+v", got)
+			}
+			if tc.status != &exited {
+				return
+			}
+			if err := r.KillClient(t.Context(), m); err != nil {
+				t.Errorf("a client that has exited cannot be killed: %v", err)
+			}
+		})
+	}
+}
+
+// The status that helpers report now is shown, without waiting for those that do not answer.
+func TestRefresh_AsksAllHelpers(t *testing.T) {
+	r, p := newRunner(t, &mounttest.UIDs{}, mounttest.S3{})
+	answers, gone := p.Mount("a", "1", "rclone", nil), p.Mount("b", "1", "rclone", nil)
+	(&mounttest.Helper{Status: &helper.Status{Protocol: 1, State: helper.StateRunning}}).Serve(t, p.Store.Socket(answers.Name))
+	for _, m := range []state.Mount{answers, gone} {
+		p.Tracker.Mount(m.Name).Set(m.Client, tracker.Healthy)
+	}
+	r.Refresh(t.Context())
+	if p.Tracker.Report(answers.Name).Helper == nil || p.Tracker.Report(gone.Name).Helper != nil {
+		t.Error("the status of a helper is missing, or made up")
+	}
+}
+
+func TestStart_LeavesNothingWhenItFails(t *testing.T) {
+	for what, change := range map[string]func(r *Runner, p *StartParams){
+		"no helper":            func(*Runner, *StartParams) {},
+		"no program":           func(r *Runner, _ *StartParams) { r.Launcher, r.Programs = &mounttest.UIDs{}, noPrograms{} },
+		"an unknown client":    func(_ *Runner, p *StartParams) { p.Spec.Client = "none" },
+		"a cut client's start": func(r *Runner, _ *StartParams) { r.Launcher = &mounttest.UIDs{} },
+	} {
+		t.Run(what, func(t *testing.T) {
+			r, p := newRunner(t, &countingLauncher{}, mounttest.S3{})
+			r.UIDs = &uids.Allocator{Namespace: p.Namespace, Launcher: &mounttest.UIDs{}, Store: p.Store, Range: launcher.UIDRange{First: parts.UID, Last: parts.UID}}
+			r.Spares = spares.New(spares.Options{})
+			request := mounttest.Request()
+			params := StartParams{VolumeID: "v", Spec: mount.NewSpec(request, nil)}
+			var err error
+			if params.Grant, err = p.Creds.Plan(t.Context(), request, params.Spec); err != nil {
+				t.Fatal(err)
+			}
+			change(r, &params)
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			defer cancel()
+			if m, err := r.Start(ctx, params); err == nil {
+				t.Errorf("it started as %+v", m)
+			}
+			if names, err := p.Store.Names(t.Context()); err != nil || len(names) > 0 {
+				t.Errorf("left: %v, %v", names, err)
+			}
+		})
+	}
+}
+
+// noPrograms are programs that cannot run.
+type noPrograms struct{}
+
+func (noPrograms) Path(context.Context, client.Client) (string, error) {
+	return "", errors.New("no program")
 }

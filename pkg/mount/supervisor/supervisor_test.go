@@ -21,6 +21,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
 )
 
 func newSupervisor(t *testing.T, l runner.Launcher, b creds.Backends) (*Supervisor, *parts.Parts) {
@@ -240,5 +241,73 @@ func mustRemove(t *testing.T, path string) {
 	t.Helper()
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A mount that shows nowhere is removed, whatever is left of it.
+func TestReconcile_RemovesWhatIsLeftOfMounts(t *testing.T) {
+	for what, tc := range map[string]struct {
+		change  func(*state.Mount)
+		record  string // instead of the mount's record; "": it stays
+		refused bool   // the exit of its client is unknown, so its cache is kept
+	}{
+		"starting":                {change: func(m *state.Mount) { m.Phase = state.Starting }},
+		"ending":                  {change: func(m *state.Mount) { m.Phase = state.Ending }},
+		"superseded":              {change: func(m *state.Mount) { m.Superseded = true }},
+		"without publications":    {change: func(*state.Mount) {}},
+		"with a damaged record":   {change: func(*state.Mount) {}, record: "{", refused: true},
+		"with another's record":   {change: func(*state.Mount) {}, record: `{"name":"another"}`, refused: true},
+		"of a removed definition": {change: func(m *state.Mount) { m.Client = "removed" }, refused: true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
+			m := p.Mount("a", "1", "mountpoint-s3", tc.change)
+			if tc.record != "" {
+				if err := os.WriteFile(p.Store.MountDir(m.Name)+"/mount.json", []byte(tc.record), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, _, err := s.Reconcile(t.Context(), m.Name); tc.refused != (err != nil) {
+				t.Errorf("%v", err)
+			}
+			if p.Store.Exists(t.Context(), m.Name) != tc.refused {
+				t.Errorf("the mount exists: %t", !tc.refused)
+			}
+		})
+	}
+}
+
+// A publication gets no mount that is being stopped or started, or that is of another spec.
+func TestEnsure_UsesNoMountThatIsNotItsOwn(t *testing.T) {
+	spec := mount.NewSpec(mounttest.Request(), nil)
+	for what, tc := range map[string]struct {
+		change func(*state.Mount, *want.Mount)
+		kind   fault.Kind
+	}{
+		"rotated, gone":  {func(m *state.Mount, w *want.Mount) { w.At = mount.Name(m.Key, 99) }, fault.Busy},
+		"rotated, ends":  {func(m *state.Mount, w *want.Mount) { w.At, m.Phase = m.Name, state.Ending }, fault.Busy},
+		"another's spec": {func(m *state.Mount, _ *want.Mount) { m.Spec.Bucket = "another" }, fault.Unknown},
+		"half started":   {func(m *state.Mount, _ *want.Mount) { m.Phase = state.Starting }, fault.Unknown},
+		"rotated away":   {func(m *state.Mount, _ *want.Mount) { m.Rotating = true }, fault.Busy},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
+			w := want.Mount{Publication: state.Publication{VolumeID: "v", Target: "/t"}, Spec: spec, Grant: &creds.Grant{}}
+			m := state.Mount{Name: mount.Name(spec.Key(), 1), Key: spec.Key(), Phase: state.Running, Client: "mountpoint-s3", UID: parts.UID, Spec: spec}
+			tc.change(&m, &w)
+			if err := p.Store.Make(t.Context(), m); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			defer cancel()
+			if _, err := s.Ensure(ctx, w); err == nil || fault.KindOf(err) != tc.kind {
+				t.Errorf("kind %s, want %s: %v", fault.KindOf(err), tc.kind, err)
+			}
+			if unlock, ok := s.keys.TryLock(w.Key()); !ok {
+				t.Error("its key stays locked")
+			} else {
+				unlock()
+			}
+		})
 	}
 }
