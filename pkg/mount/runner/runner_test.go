@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -271,4 +273,29 @@ type noPrograms struct{}
 
 func (noPrograms) Path(context.Context, client.Client) (string, error) {
 	return "", errors.New("no program")
+}
+
+// Data of open files is lost with an unresponsive client, unless it only reads or lingers.
+func TestKillUnresponsive_CountsLostData(t *testing.T) {
+	for what, tc := range map[string]struct {
+		change func(*state.Mount)
+		lost   float64
+	}{
+		"writes":     {func(*state.Mount) {}, 1},
+		"reads only": {func(m *state.Mount) { m.Spec.ReadOnly = true }, 0},
+		"lingers":    {func(m *state.Mount) { m.Linger = &state.Linger{} }, 0},
+	} {
+		l := &mounttest.UIDs{}
+		r, p := newRunner(t, l, mounttest.S3{})
+		m := p.Mount("a", "1", "rclone", tc.change)
+		if err := r.KillUnresponsive(t.Context(), m, "test"); err != nil || len(l.Killed) != 1 { // it has no helper
+			t.Errorf("%s: killed %v, %v", what, l.Killed, err)
+		}
+		if lost := testutil.ToFloat64(p.Tracker.Metrics.Unflushed.WithLabelValues("rclone")); lost != tc.lost {
+			t.Errorf("%s: %v clients lost data", what, lost)
+		}
+		if !p.Tracker.Mount(m.Name).WasKilled() {
+			t.Errorf("%s: its restart would have another cause", what)
+		}
+	}
 }

@@ -311,3 +311,25 @@ func TestEnsure_UsesNoMountThatIsNotItsOwn(t *testing.T) {
 		})
 	}
 }
+
+// The mounts that a publication was moved away from end with it, or with the last publication that they still have.
+func TestRelease_EndsTheMountsThatItLeft(t *testing.T) {
+	for _, target := range []string{"/moved", "/stays"} {
+		s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
+		former, m := p.Mount("a", "1", "mountpoint-s3", nil), p.Mount("b", "1", "mountpoint-s3", nil)
+		pubs := map[string]state.Publication{"/moved": {Target: "/moved", VolumeID: "v", Mount: m.Name, MovedFrom: []string{former.Name}}}
+		if p.Publish(pubs["/moved"]); target == "/stays" {
+			pubs[target] = state.Publication{Target: target, VolumeID: "v", Mount: former.Name}
+			p.Publish(pubs[target])
+		}
+		if err := s.Release(t.Context(), pubs[target], func(context.Context) error { return nil }); err != nil {
+			t.Errorf("%s: %v", target, err)
+		}
+		if p.Store.Exists(t.Context(), former.Name) || p.Store.Exists(t.Context(), m.Name) != (target == "/stays") {
+			t.Errorf("%s: the former mount is left, or the wrong one ended", target)
+		}
+		if err := s.cleanUpPrevious(t.Context(), pubs["/moved"], &creds.Grant{}); err != nil {
+			t.Errorf("%s: %v", target, err)
+		}
+	}
+}
