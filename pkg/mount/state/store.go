@@ -168,7 +168,8 @@ func noSpace(err error) error {
 	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
 		return err
 	}
-	return fault.See("docs/reference/errors.md#publishing-clients-and-the-node", fault.Errorf(fault.Exhausted, "%w; free space on that file system of the node", err))
+	return fault.See("docs/reference/errors.md#publishing-clients-and-the-node",
+		fault.Errorf(fault.Exhausted, "%w; free space on that file system of the node", err))
 }
 
 // readDir returns the names in one of the state directory's directories.
