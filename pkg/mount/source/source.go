@@ -80,11 +80,6 @@ func (s *Sources) Mount(ctx context.Context, m state.Mount) (*os.File, error) {
 	return fuse, nil
 }
 
-// Find returns the file system on a mount's source in a mount table.
-func (s *Sources) Find(mounts []host.Mount, name string) (mnt host.Mount, mounted bool) {
-	return host.TopAt(mounts, s.store.SourceDir(name))
-}
-
 // Mounted reports whether a file system is mounted on a mount's source.
 func (s *Sources) Mounted(ctx context.Context, m state.Mount) (bool, error) {
 	dir := s.store.SourceDir(m.Name)
@@ -113,7 +108,7 @@ func (s *Sources) Clear(ctx context.Context, m state.Mount, pin Pinning) error {
 		if err != nil {
 			return err
 		}
-		mnt, mounted := s.Find(mounts, m.Name)
+		mnt, mounted := host.TopAt(mounts, s.store.SourceDir(m.Name))
 		if !mounted {
 			return nil
 		}
@@ -152,7 +147,7 @@ func (s *Sources) Unmount(ctx context.Context, m state.Mount, copies Copies) err
 		if err != nil {
 			return err
 		}
-		mnt, mounted := s.Find(mounts, m.Name)
+		mnt, mounted := host.TopAt(mounts, s.store.SourceDir(m.Name))
 		if mounted {
 			gone = mnt
 		}
@@ -287,7 +282,7 @@ func (s *Sources) WaitIdle(ctx context.Context, m state.Mount) error {
 	if err != nil {
 		return err
 	}
-	mnt, mounted := s.Find(mounts, m.Name)
+	mnt, mounted := host.TopAt(mounts, s.store.SourceDir(m.Name))
 	if !mounted {
 		return nil
 	}

@@ -27,10 +27,6 @@ type Publications struct {
 	shared *sharedread.Reader[[]Publication]
 }
 
-func newPublications(s *Store) Publications {
-	return Publications{s, &sharedread.Reader[[]Publication]{}}
-}
-
 // Get returns the record of a target; ok is false if there is none.
 func (r Publications) Get(_ context.Context, target string) (p Publication, ok bool, err error) {
 	file := hashed(publicationsDir, target)

@@ -28,6 +28,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/sharedread"
 )
 
 const (
@@ -66,7 +67,7 @@ type Store struct {
 // newStore returns a store that is not open yet.
 func newStore(ns *host.Namespace, paths Paths) *Store {
 	s := &Store{Paths: paths, ns: ns, mounts: newRecordCache(Mount.clone), publications: newRecordCache(Publication.clone)}
-	s.Pubs, s.Usages = newPublications(s), Usages{s}
+	s.Pubs, s.Usages = Publications{s, &sharedread.Reader[[]Publication]{}}, Usages{s}
 	return s
 }
 
