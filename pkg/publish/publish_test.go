@@ -123,7 +123,7 @@ func requestFor(target string) mount.Request {
 
 // After a final error the CO takes a target for unpublished, and leaves it as it is. So if the target shows a volume, only errors in
 // the request itself are final.
-func TestErrorsAtShownTargetsAreNotFinal(t *testing.T) {
+func TestPublish_ErrorsAtShownTargetsAreNotFinal(t *testing.T) {
 	denied := fault.Errorf(fault.Denied, "no")
 	p, all, mounts := newPublisher(t, nil)
 	mounts.err, mounts.health = denied, mount.Down
@@ -185,7 +185,7 @@ func TestTarget_RefusalsNameTargetAndVolume(t *testing.T) {
 }
 
 // What is impossible by configuration is found out before anything is made for it.
-func TestNothingIsMadeForImpossibleCredentials(t *testing.T) {
+func TestPublish_ImpossibleCredentialsMakeNothing(t *testing.T) {
 	p, all, mounts := newPublisher(t, nil)
 	all.Tokens.Nothing = fault.Errorf(fault.Precondition, "no way")
 	target := filepath.Join(t.TempDir(), "target")
@@ -201,7 +201,7 @@ func TestNothingIsMadeForImpossibleCredentials(t *testing.T) {
 }
 
 // A publish whose mount has to wait for another one to drain is repeated, and one that cannot bind is undone.
-func TestPublishWaitsAndIsUndone(t *testing.T) {
+func TestPublish_WaitsAndIsUndone(t *testing.T) {
 	p, all, mounts := newPublisher(t, nil)
 	mounts.mount = all.Mount("a", "1", "rclone", nil)
 	mounts.err, mounts.again = fault.Errorf(fault.Busy, "another mount drains"), true
@@ -268,7 +268,7 @@ func TestInlineVolumesSetNoSELinuxLabel(t *testing.T) {
 }
 
 // Pods with the same volume and identity share a mount, whatever their volume handles are.
-func TestVolumeHandlesDoNotChangeTheKey(t *testing.T) {
+func TestKey_IgnoresTheVolumeHandle(t *testing.T) {
 	p, _, _ := newPublisher(t, nil)
 	keys := map[string]bool{}
 	for _, handle := range []string{"csi-1", "csi-2", "static"} {

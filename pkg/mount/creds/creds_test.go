@@ -143,7 +143,7 @@ func TestExpiredSessionsRecoverWithThePublish(t *testing.T) {
 
 // An expired session, and one that cannot be renewed for a permanent reason, is an error; a token service that is away for a while is
 // not.
-func TestTrouble(t *testing.T) {
+func TestSessionError_IsPermanentOrExpired(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for what, tc := range map[string]struct {
 		session *helper.SessionStatus

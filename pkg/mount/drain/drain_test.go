@@ -26,7 +26,7 @@ func newDrainer(t *testing.T, l runner.Launcher, hangTimeout time.Duration) (*Dr
 }
 
 // A drain can take longer than the credentials that the client was started with are valid.
-func TestDrainingClientsGetNewCredentials(t *testing.T) {
+func TestAwaitExit_RefreshesCredentials(t *testing.T) {
 	d, p := newDrainer(t, &mounttest.UIDs{}, 0)
 	d.refreshEvery = time.Hour
 	m := p.Mount("a", "1", "rclone", nil)
@@ -51,7 +51,7 @@ func TestDrainingClientsGetNewCredentials(t *testing.T) {
 
 // A client that cannot store its files with the former settings of its backend, such as the password of a proxy, is started again with the
 // current ones, if it keeps the files on disk.
-func TestDrainingClientsGetTheSettingsOfTheirBackend(t *testing.T) {
+func TestAwaitExit_NoticesChangedSettings(t *testing.T) {
 	for name, tc := range map[string]struct {
 		client string
 		change func(*state.Mount)
@@ -98,7 +98,7 @@ func TestDrainingClientsGetTheSettingsOfTheirBackend(t *testing.T) {
 	}
 }
 
-func TestUnresponsiveHelperDoesNotBlockADrain(t *testing.T) {
+func TestAwaitExit_UnresponsiveHelperDoesNotBlock(t *testing.T) {
 	d, p := newDrainer(t, &mounttest.UIDs{}, 100*time.Millisecond)
 	m := p.Mount("a", "1", "rclone", nil)
 	(&mounttest.Helper{}).Serve(t, p.Store.Socket(m.Name))
@@ -110,7 +110,7 @@ func TestUnresponsiveHelperDoesNotBlockADrain(t *testing.T) {
 }
 
 // A client without a helper may store its data for as long as its credentials are valid, however long its mount has been draining.
-func TestOrphanedClientsMayUseTheirCredentials(t *testing.T) {
+func TestAwaitExit_OrphanMayUseItsCredentials(t *testing.T) {
 	l := &mounttest.UIDs{Live: map[uint32]bool{parts.UID: true}}
 	d, p := newDrainer(t, l, 0)
 	m := p.Mount("a", "1", "mountpoint-s3", func(m *state.Mount) {
@@ -190,7 +190,7 @@ func (l *searches) Alive(context.Context, uint32) (bool, error) {
 }
 
 // Searching for processes is expensive on a node with many mounts, so a drain first waits for the helper that it told to exit.
-func TestTheExitOfAHelperIsAwaitedWithoutSearching(t *testing.T) {
+func TestStopHelper_WaitsBeforeItSearches(t *testing.T) {
 	l := &searches{}
 	d, p := newDrainer(t, l, 0)
 	m := p.Mount("a", "1", "rclone", nil)

@@ -48,7 +48,7 @@ func (f *fakeMounts) tryReconcile(ctx context.Context, key string, names []strin
 }
 
 // A mount that never finishes to drain delays neither the others, whose credentials would expire, nor the garbage collection.
-func TestDrainingMountDelaysNothing(t *testing.T) {
+func TestReconcile_DrainingMountDelaysNothing(t *testing.T) {
 	p := parts.New(t, mounttest.S3{})
 	mounts, orphans := &fakeMounts{blocked: parts.Key("a")}, 0
 	m := &Monitor{
@@ -100,7 +100,7 @@ func TestLingeringMountsAreReconciledInTime(t *testing.T) {
 
 // Publications are removed only if their target and their mount are gone. The target is not opened: an unresponsive client would block
 // one call after the other.
-func TestStalePublicationsAreRemoved(t *testing.T) {
+func TestRemoveStale_NeedsNoTargetAndNoMount(t *testing.T) {
 	p := parts.New(t, mounttest.S3{})
 	m := p.Mount("a", "1", "mountpoint-s3", nil)
 	shown := t.TempDir()

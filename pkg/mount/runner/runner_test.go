@@ -41,7 +41,7 @@ func newRunner(t *testing.T, l Launcher, b creds.Backends) (*Runner, *parts.Part
 }
 
 // A removed program, and a changed backend, make a new command line.
-func TestCommandsAreUpdated(t *testing.T) {
+func TestUpdateCommand_FollowsProgramAndBackend(t *testing.T) {
 	r, p := newRunner(t, &mounttest.UIDs{}, mounttest.S3{Access: errors.New("connection refused")})
 	for what, tc := range map[string]struct {
 		change func(*state.Mount)
@@ -68,7 +68,7 @@ func TestCommandsAreUpdated(t *testing.T) {
 }
 
 // The OOM kill count is for messages: a launcher that does not answer delays no restart for long.
-func TestUnresponsiveLauncherDelaysNoRestart(t *testing.T) {
+func TestOOMKills_UnresponsiveLauncherDelaysNoRestart(t *testing.T) {
 	r, _ := newRunner(t, &mounttest.UIDs{}, mounttest.S3{})
 	began := time.Now()
 	if n := r.oomKills(t.Context(), state.Mount{OOMKills: 3}); n != 3 || time.Since(began) > 2*oomBound {
@@ -88,7 +88,7 @@ func (l *units) Start(_ context.Context, u launcher.Unit) error {
 }
 
 // The helper of a mount with its pod's own credentials may reach the agent of EKS Pod Identity; that of any other mount may not.
-func TestHelpersMayReachTheirCredentialSource(t *testing.T) {
+func TestLaunchHelper_AllowsTheCredentialSource(t *testing.T) {
 	for source, want := range map[string]string{credentials.SourceWorkload: "[169.254.170.23]", credentials.SourceSecret: "[]", credentials.SourceDriver: "[]"} {
 		l := &units{}
 		r, p := newRunner(t, l, mounttest.S3{})
@@ -131,7 +131,7 @@ func TestCommands_HaveTheSettingsOfTheBackend(t *testing.T) {
 }
 
 // A config that is reloaded while a client starts does not give the new proxy's credentials to the old one.
-func TestAClientGetsTheCredentialsOfTheProxyInItsCommand(t *testing.T) {
+func TestStartClient_SendsTheCredentialsOfTheCommandsProxy(t *testing.T) {
 	dir := t.TempDir()
 	proxied := func(name string) backend.Backend {
 		file := filepath.Join(dir, name)

@@ -11,7 +11,7 @@ import (
 )
 
 // When credentials are refused, the start of the client is cancelled. Whatever fails then is explained by the refusal.
-func TestARefusalExplainsWhatItCancels(t *testing.T) {
+func TestTrial_RefusalExplainsWhatItCancels(t *testing.T) {
 	r, p := newRunner(t, &mounttest.UIDs{}, mounttest.S3{Access: fault.Errorf(fault.Unauthenticated, "no")})
 	m, _ := p.Secret("a", "mountpoint-s3")
 	for range 1000 {

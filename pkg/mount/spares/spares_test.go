@@ -31,7 +31,7 @@ func newPool(t *testing.T, prep Preparer) *Pool {
 }
 
 // A spare is given to one mount, and to none that it does not suit.
-func TestASpareIsTakenOnce(t *testing.T) {
+func TestSpares_AreTakenOnce(t *testing.T) {
 	s := newPool(t, prepared{})
 	s.ready = []state.Spare{{Name: "spare-1", UID: 1}, {Name: "spare-2", UID: 2}}
 	other, end := s.Begin([]netip.Addr{netip.MustParseAddr("169.254.170.23")})
@@ -56,7 +56,7 @@ func TestASpareIsTakenOnce(t *testing.T) {
 }
 
 // Without a launcher that prepares helpers, nothing is kept.
-func TestNoSparesWithoutALauncherForThem(t *testing.T) {
+func TestSpares_NeedALauncherForThem(t *testing.T) {
 	s := newPool(t, nil)
 	spare, end := s.Begin(nil)
 	end()
@@ -69,7 +69,7 @@ func TestNoSparesWithoutALauncherForThem(t *testing.T) {
 }
 
 // More spares are kept after mounts found none, up to a limit, and fewer again when that is over.
-func TestSparesFollowTheDemand(t *testing.T) {
+func TestSpares_FollowTheDemand(t *testing.T) {
 	s := newPool(t, prepared{})
 	if missing, _ := s.adjust(); !missing {
 		t.Error("the first spare is not missing")
@@ -114,7 +114,7 @@ func TestSparesFollowTheDemand(t *testing.T) {
 }
 
 // A spare without an answer is not given to a mount.
-func TestASpareThatDoesNotAnswerIsDiscarded(t *testing.T) {
+func TestSpares_UnresponsiveOnesAreDiscarded(t *testing.T) {
 	s := newPool(t, prepared{})
 	spare := state.Spare{Name: "spare-1", UID: 5000}
 	s.ready = []state.Spare{spare}
@@ -132,7 +132,7 @@ func TestASpareThatDoesNotAnswerIsDiscarded(t *testing.T) {
 
 // A spare that was told to exit may do so before it is killed: a unit that is killed is a failed one. One that this driver started and
 // that has exited is not killed, because it has started no process.
-func TestASpareExitsBeforeItIsKilled(t *testing.T) {
+func TestSpares_ExitBeforeTheyAreKilled(t *testing.T) {
 	t.Run("of the former driver", func(t *testing.T) {
 		exitsBeforeItIsKilled(t, 1, func(ctx context.Context, p *Pool, spare state.Spare) error { return p.endSpare(ctx, spare) })
 	})
@@ -198,7 +198,7 @@ func (l *starting) Start(ctx context.Context, u launcher.Unit) error {
 }
 
 // A driver that ends while a spare starts ends that spare too.
-func TestASpareThatStartsIsEndedWithTheDriver(t *testing.T) {
+func TestSpares_StartingOnesEndWithTheDriver(t *testing.T) {
 	s := newPool(t, prepared{})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

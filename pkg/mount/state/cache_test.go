@@ -54,7 +54,7 @@ func shared(path string, a, b reflect.Value) (same []string) {
 	return same
 }
 
-func TestClonesShareNothing(t *testing.T) {
+func TestClone_SharesNothing(t *testing.T) {
 	var m Mount
 	fill(reflect.ValueOf(&m).Elem())
 	var p Publication
@@ -69,7 +69,7 @@ func TestClonesShareNothing(t *testing.T) {
 	}
 }
 
-func TestUnchangedRecordsAreReadOnce(t *testing.T) {
+func TestRecordCache_UnchangedRecordIsReadOnce(t *testing.T) {
 	f := testStore(t)
 	c := newRecordCache(Mount.clone)
 	const file = "record"
@@ -114,7 +114,7 @@ func TestUnchangedRecordsAreReadOnce(t *testing.T) {
 }
 
 // A record that is written while it is read is not kept: a file system may give the next version the inode of the one before.
-func TestRecordsThatAreWrittenMeanwhileAreNotKept(t *testing.T) {
+func TestRecordCache_RecordWrittenMeanwhileIsNotKept(t *testing.T) {
 	f := testStore(t)
 	const file = "record"
 	var c *recordCache[Mount]

@@ -18,7 +18,7 @@ func wantMode(t *testing.T, dir string, mode os.FileMode) {
 	}
 }
 
-func TestDirectoriesThatExistAreClosed(t *testing.T) {
+func TestPrepare_ClosesExistingDirectories(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: a directory belongs to another user")
 	}
@@ -48,7 +48,7 @@ func TestDirectoriesThatExistAreClosed(t *testing.T) {
 }
 
 // An operator's stricter mode is not widened, and a directory that everybody uses is not the driver's to close.
-func TestDirectoriesOfTheOperator(t *testing.T) {
+func TestPrepare_KeepsStricterModesAndRefusesSharedDirectories(t *testing.T) {
 	base := t.TempDir()
 	s := newStore(host.Own(), Paths{Dir: filepath.Join(base, "state"), Cache: filepath.Join(base, "cache")})
 	if err := os.Mkdir(s.Cache, 0o700); err != nil {
@@ -68,7 +68,7 @@ func TestDirectoriesOfTheOperator(t *testing.T) {
 }
 
 // What a client put aside has the mode that the client chose, and lies where every user passes.
-func TestWhatIsKeptIsClosed(t *testing.T) {
+func TestKeep_ClosesTheDirectory(t *testing.T) {
 	s := testStore(t)
 	name := strings.Repeat("b", 24) + "-1"
 	if err := os.MkdirAll(filepath.Join(s.CacheDir(name), "lost"), 0o755); err != nil {

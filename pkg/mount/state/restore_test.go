@@ -34,7 +34,7 @@ func rebooted(t *testing.T) (s *Store, rec Mount) {
 
 func keeping(Mount) bool { return true }
 
-func TestAMountComesBackAfterAReboot(t *testing.T) {
+func TestRestore_MountWithPendingUploadsComesBack(t *testing.T) {
 	s, rec := rebooted(t)
 	// Cut short after any of its steps, it is done again.
 	if err := os.Mkdir(s.MountDir(rec.Name), 0o700); err != nil {
@@ -65,7 +65,7 @@ func TestAMountComesBackAfterAReboot(t *testing.T) {
 	}
 }
 
-func TestARecordWithoutACacheIsForgotten(t *testing.T) {
+func TestRestore_RecordWithoutACacheIsRemoved(t *testing.T) {
 	for what, spoil := range map[string]func(s *Store, rec Mount) error{
 		"no cache":        func(s *Store, rec Mount) error { return os.Remove(s.CacheDir(rec.Name)) },
 		"another's cache": func(s *Store, rec Mount) error { return os.Chown(s.CacheDir(rec.Name), 6000, 6000) },
@@ -90,8 +90,8 @@ func TestARecordWithoutACacheIsForgotten(t *testing.T) {
 	}
 }
 
-// TestACacheOfCopiesGoesWithAReboot is about clients that store what is written before it is closed.
-func TestACacheOfCopiesGoesWithAReboot(t *testing.T) {
+// TestRestore_CacheOfCopiesIsRemoved is about clients that store what is written before it is closed.
+func TestRestore_CacheOfCopiesIsRemoved(t *testing.T) {
 	s, rec := rebooted(t)
 	if err := errors.Join(os.Mkdir(s.CacheDir(rec.Name)+"/blocks", 0o700), os.WriteFile(s.CacheDir(rec.Name)+"/blocks/1", []byte("a copy"), 0o600)); err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func TestACacheOfCopiesGoesWithAReboot(t *testing.T) {
 	}
 }
 
-func TestEmptyCachesAreRemoved(t *testing.T) {
+func TestOrphanedCaches_EmptyOnesAreRemoved(t *testing.T) {
 	s := testStore(t)
 	empty, full, live := strings.Repeat("b", 24)+"-1", strings.Repeat("b", 24)+"-2", strings.Repeat("b", 24)+"-3"
 	for _, dir := range []string{s.CacheDir(empty), s.CacheDir(full), s.CacheDir(full) + "/dir", s.MountDir(live), s.CacheDir(live)} {
@@ -126,7 +126,7 @@ func TestEmptyCachesAreRemoved(t *testing.T) {
 }
 
 // The salt is the node's for as long as its cache is: with another one a secret's mount would not be found again.
-func TestTheSaltOutlivesTheStateDirectory(t *testing.T) {
+func TestSalt_OutlivesTheStateDirectory(t *testing.T) {
 	s := testStore(t)
 	a, err := s.readSalt()
 	if err != nil {

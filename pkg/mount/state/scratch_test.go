@@ -22,7 +22,7 @@ func (f *Store) mustHaveScratch(t *testing.T, name string, want bool) {
 	}
 }
 
-func TestAHelpersFileSystemComesAndGoesWithItsMount(t *testing.T) {
+func TestScratch_ComesAndGoesWithItsMount(t *testing.T) {
 	s := testStore(t)
 	rec := Mount{Name: strings.Repeat("c", 24) + "-1", Phase: Starting, UID: 7100}
 	rec.Key = mount.KeyOf(rec.Name)
@@ -55,7 +55,7 @@ func TestAHelpersFileSystemComesAndGoesWithItsMount(t *testing.T) {
 	}
 }
 
-func TestAHelpersFileSystemWithoutAMountIsRemoved(t *testing.T) {
+func TestScratch_OrphanIsRemoved(t *testing.T) {
 	s := testStore(t)
 	name := strings.Repeat("c", 24) + "-2"
 	if err := os.Mkdir(s.MountDir(name), 0o700); err != nil {
@@ -75,7 +75,7 @@ func TestAHelpersFileSystemWithoutAMountIsRemoved(t *testing.T) {
 	s.mustHaveScratch(t, name, false)
 }
 
-func TestAHelpersFileSystemThatWasUnmountedComesBack(t *testing.T) {
+func TestScratch_UnmountedOneComesBack(t *testing.T) {
 	s := testStore(t)
 	name := strings.Repeat("c", 24) + "-4"
 	if err := errors.Join(os.Mkdir(s.MountDir(name), 0o700), s.makeHelperDir(name, 7100), unix.Unmount(s.scratchDir(name), 0)); err != nil {

@@ -27,7 +27,7 @@ func (f *Store) spared(t *testing.T) (Spare, Mount) {
 }
 
 // A mount gets the directories of its spare: the same ones, because Landlock's rules are for them.
-func TestAMountGetsTheDirectoriesOfItsSpare(t *testing.T) {
+func TestMake_TakesTheDirectoriesOfTheSpare(t *testing.T) {
 	s := testStore(t)
 	spare, rec := s.spared(t)
 	write := func(path string) {
@@ -80,7 +80,7 @@ func inode(t *testing.T, dir string) os.FileInfo {
 }
 
 // No mount gets the uid of a spare, and what removes the leftovers of mounts leaves spares alone.
-func TestASpareIsInUse(t *testing.T) {
+func TestUIDs_IncludeSpares(t *testing.T) {
 	s := testStore(t)
 	spare, _ := s.spared(t)
 	if used, err := s.UIDs(t.Context()); err != nil || !used[spare.UID] {

@@ -40,7 +40,7 @@ func testStore(t *testing.T) *Store {
 }
 
 // Two drivers on one machine that mount the same volume give their mounts different names: by these, copies are told apart.
-func TestNoTwoDriversNameTheirMountsAlike(t *testing.T) {
+func TestNextGeneration_DiffersBetweenDrivers(t *testing.T) {
 	key := mount.NewSpec(request(), nil).Key()
 	names := map[string]bool{}
 	for range 20 {
@@ -60,7 +60,7 @@ func TestNoTwoDriversNameTheirMountsAlike(t *testing.T) {
 	}
 }
 
-func TestGenerationsOnlyGrow(t *testing.T) {
+func TestNextGeneration_OnlyGrows(t *testing.T) {
 	s := testStore(t)
 	key := mount.NewSpec(request(), nil).Key()
 	if err := os.Mkdir(s.CacheDir(mount.Name(key, 2)), 0o700); err != nil { // what a reboot left
@@ -88,7 +88,7 @@ func TestGenerationsOnlyGrow(t *testing.T) {
 	}
 }
 
-func TestTheSaltStays(t *testing.T) {
+func TestSalt_Stays(t *testing.T) {
 	s := testStore(t)
 	a, err := s.readSalt()
 	if err != nil || len(a) != 32 {
@@ -99,7 +99,7 @@ func TestTheSaltStays(t *testing.T) {
 	}
 }
 
-func TestRecordsComeBackAsTheyWere(t *testing.T) {
+func TestMounts_RecordsComeBackUnchanged(t *testing.T) {
 	s := testStore(t)
 	spec := mount.NewSpec(request(), nil)
 	r := Mount{Name: mount.Name(spec.Key(), 1), Key: spec.Key(), Generation: 1, Phase: Running, UID: uint32(os.Getuid()), Spec: spec,
@@ -132,7 +132,7 @@ func TestRecordsComeBackAsTheyWere(t *testing.T) {
 }
 
 // A record that cannot be read must never be taken for an absent one: its mount would be started twice or forgotten.
-func TestDamagedRecordsAreErrors(t *testing.T) {
+func TestRecords_DamagedOnesAreErrors(t *testing.T) {
 	s := testStore(t)
 	p := Publication{Target: "/t", VolumeID: "v", Mount: "m"}
 	if err := s.Pubs.Write(t.Context(), p); err != nil {
@@ -173,7 +173,7 @@ func TestDamagedRecordsAreErrors(t *testing.T) {
 
 // A uid that a directory of an earlier mount belongs to is not given to another mount: its client could read what is there,
 // and the earlier one's processes, which are found by their uid, would be the other's.
-func TestUserIDsOfWhatIsLeftAreTaken(t *testing.T) {
+func TestUIDs_IncludeLeftovers(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it gives directories to other users")
 	}
@@ -191,7 +191,7 @@ func TestUserIDsOfWhatIsLeftAreTaken(t *testing.T) {
 }
 
 // What a client put aside for a human does not go with its cache, and nothing else is taken for it.
-func TestWhatAClientPutAsideIsKept(t *testing.T) {
+func TestKeep_QuarantineOutlivesTheCache(t *testing.T) {
 	s := testStore(t)
 	name := mount.Name(mount.NewSpec(request(), nil).Key(), 1)
 	if err := errors.Join(os.Mkdir(s.MountDir(name), 0o700), os.MkdirAll(s.CacheDir(name)+"/lost/dir", 0o700),

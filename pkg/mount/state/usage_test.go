@@ -10,7 +10,7 @@ import (
 )
 
 // A record of usage that is damaged is as good as none.
-func TestRecordsOfUsage(t *testing.T) {
+func TestUsages_DamagedRecordIsIgnored(t *testing.T) {
 	f := testStore(t)
 	at := func(second int64) time.Time { return time.Unix(second, 0).UTC() }
 	want := Usage{

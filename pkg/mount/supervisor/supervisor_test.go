@@ -38,7 +38,7 @@ func running() *mounttest.Helper {
 }
 
 // A client that serves is not killed for a changed backend that cannot be reached.
-func TestUnreachableBackendKillsNoClient(t *testing.T) {
+func TestReplace_UnreachableBackendKillsNoClient(t *testing.T) {
 	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{Access: errors.New("connection refused")})
 	m := p.Mount("a", "1", "rclone", func(m *state.Mount) { m.Backend = "another digest" })
 	h := running()
@@ -52,7 +52,7 @@ func TestUnreachableBackendKillsNoClient(t *testing.T) {
 }
 
 // A replaced mount gets credentials for as long as it shows somewhere: files are open in it.
-func TestReplacedMountsGetCredentials(t *testing.T) {
+func TestReconcile_RefreshesReplacedMounts(t *testing.T) {
 	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
 	m := p.Mount("a", "1", "mountpoint-s3", func(m *state.Mount) { m.Superseded = true })
 	p.Show(m)
@@ -84,7 +84,7 @@ func TestPredecessorsAreStoppedWithTheLastPublication(t *testing.T) {
 
 // A mount may be replaced while its last publication is released. Its successor has the publication then, and may have healed the
 // target: it is unmounted again and stopped, too.
-func TestReleaseFollowsAReplacement(t *testing.T) {
+func TestRelease_FollowsAReplacement(t *testing.T) {
 	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
 	old := p.Mount("a", "1", "mountpoint-s3", nil)
 	pub := state.Publication{Target: t.TempDir(), VolumeID: "v", Mount: old.Name}
@@ -117,7 +117,7 @@ func TestReleaseFollowsAReplacement(t *testing.T) {
 }
 
 // A driver that exits while it replaces a mount leaves a successor that has no publications yet. The last release does not leave it.
-func TestReleaseFinishesAReplacement(t *testing.T) {
+func TestRelease_FinishesAReplacement(t *testing.T) {
 	for _, phase := range []state.Phase{state.Running, state.Starting} {
 		s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
 		old := p.Mount("a", "1", "mountpoint-s3", nil)
@@ -138,7 +138,7 @@ func TestReleaseFinishesAReplacement(t *testing.T) {
 
 // An unpublish that has unmounted the target may wait for a reconcile that finds a successor in use nowhere and stops it: the
 // predecessor goes with it, because nothing leads the unpublish to it any more.
-func TestReconcileStopsPredecessorsToo(t *testing.T) {
+func TestReconcile_StopsPredecessors(t *testing.T) {
 	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
 	old := p.Mount("a", "1", "mountpoint-s3", nil)
 	pub := state.Publication{Target: t.TempDir(), VolumeID: "v", Mount: old.Name, Created: time.Now()}
@@ -156,7 +156,7 @@ func TestReconcileStopsPredecessorsToo(t *testing.T) {
 }
 
 // A target that was unmounted by hand is still the CO's: a container may run on a copy of the mount.
-func TestMountsAreHeldByTargetsOfTheCO(t *testing.T) {
+func TestReconcile_KeepsMountsWhoseTargetExists(t *testing.T) {
 	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
 	m := p.Mount("a", "1", "mountpoint-s3", nil)
 	h := running()
@@ -203,7 +203,7 @@ func TestHealth(t *testing.T) {
 
 // What a driver leaves that is killed between the unmount of the last target and the record of the mount lingers after the next pass, and
 // stays until its time is over.
-func TestReconcileLetsAMountLinger(t *testing.T) {
+func TestReconcile_LetsAMountLinger(t *testing.T) {
 	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
 	s.lingerer.Limits = linger.Limits{Mounts: 2, Memory: 1 << 30}
 	m := p.Mount("a", "1", "mountpoint-s3", func(m *state.Mount) { m.Spec.ReadOnly, m.LingerFor = true, time.Hour })

@@ -13,7 +13,7 @@ import (
 
 // A new mount of the same volume tends to get the same uid. While the processes of the former one are being killed it gets another:
 // the new client would be killed, too.
-func TestQuarantinedUIDsAreNotAllocated(t *testing.T) {
+func TestKillOrphans_QuarantinedUIDIsNotAllocated(t *testing.T) {
 	l := &mounttest.UIDs{Live: map[uint32]bool{}}
 	p := parts.New(t, mounttest.S3{})
 	const first = parts.UID + 100 // tests of other packages have mounts with parts.UID, which are not orphaned

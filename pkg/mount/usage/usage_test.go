@@ -240,7 +240,7 @@ func (f *fixture) measured(when string, want mount.Usage) {
 	}
 }
 
-func TestAVolumeIsListedOncePerInterval(t *testing.T) {
+func TestMeter_ListsAVolumeOncePerInterval(t *testing.T) {
 	f := newFixture(t)
 	f.publish(func(r *mount.Request, _ *mount.Spec) { r.Attributes.Usage = 0 })
 	f.lists("a volume that does not ask for it", 0)
@@ -293,7 +293,7 @@ func TestAMeasurementOutlivesItsPublications(t *testing.T) {
 }
 
 // Secrets and tokens are not kept for longer than the measurement that they came with; what is the driver's own may be.
-func TestSourcesAreNotKept(t *testing.T) {
+func TestMeter_KeepsNoSecrets(t *testing.T) {
 	for source, kept := range map[string]bool{credentials.SourceSecret: false, credentials.SourceWorkload: false, credentials.SourceDriver: true} {
 		f := newFixture(t)
 		from := func(_ *mount.Request, s *mount.Spec) { s.Source = source }
@@ -405,7 +405,7 @@ func TestBucketsAndStaticVolumes(t *testing.T) {
 	}
 }
 
-func TestAListingIsBounded(t *testing.T) {
+func TestMeter_ListingIsBounded(t *testing.T) {
 	f := newFixture(t)
 	f.perPage = 2
 	for i := range 20 {
