@@ -3,6 +3,7 @@
 package atomicfile
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,8 @@ const Suffix = ".tmp"
 // Writer replaces files. There must be only one writer of a file at a time, because a temporary file that a killed writer left
 // behind is removed. The zero value writes files of mode 0600 that are not synced.
 type Writer struct {
+	// Root is the directory that the file's path is relative to. nil: the path is absolute, or relative to the working directory.
+	Root *os.Root
 	// Mode is the file's mode, regardless of the umask. 0 is 0600.
 	Mode fs.FileMode
 	// Durable syncs the file before the rename and its directory after it, so that the new content survives a power cut.
@@ -37,15 +40,27 @@ func (w Writer) Write(file string, content []byte) error {
 
 // WriteFrom is Write for content that fill writes. If fill fails, its error is returned as it is and the file stays unchanged.
 func (w Writer) WriteFrom(file string, fill func(io.Writer) error) error {
-	dir, temp := filepath.Dir(file), file+Suffix
-	if w.Temp != "" {
-		temp = filepath.Join(dir, w.Temp)
+	if w.Root != nil {
+		return w.write(w.Root, file, fill)
 	}
-	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	root, err := os.OpenRoot(filepath.Dir(file))
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if err := w.write(root, filepath.Base(file), fill); err != nil {
+		return fmt.Errorf("writing %s: %w", file, err)
+	}
+	return nil
+}
+
+func (w Writer) write(root *os.Root, file string, fill func(io.Writer) error) error {
+	temp := filepath.Join(filepath.Dir(file), cmp.Or(w.Temp, filepath.Base(file)+Suffix))
+	if err := root.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	// O_EXCL follows no symbolic link, and never writes to a file that has another name.
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
@@ -63,23 +78,24 @@ func (w Writer) WriteFrom(file string, fill func(io.Writer) error) error {
 		if w.BeforeRename != nil {
 			w.BeforeRename()
 		}
-		err = os.Rename(temp, file)
+		err = root.Rename(temp, file)
 	}
 	if err != nil {
-		_ = os.Remove(temp) // the cause matters more
+		_ = root.Remove(temp) // the cause matters more
 		return err
 	}
 	if w.Durable {
-		return SyncDir(dir)
+		return syncNames(root.Open(filepath.Dir(file)))
 	}
 	return nil
 }
 
 // SyncDir makes the names in a directory survive a power cut.
-func SyncDir(dir string) error {
-	f, err := os.Open(dir)
+func SyncDir(dir string) error { return syncNames(os.Open(dir)) }
+
+func syncNames(dir *os.File, err error) error {
 	if err != nil {
 		return fmt.Errorf("sync directory: %w", err)
 	}
-	return errors.Join(f.Sync(), f.Close())
+	return errors.Join(dir.Sync(), dir.Close())
 }

@@ -1,6 +1,7 @@
 package mount
 
 import (
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -45,25 +46,11 @@ func ClientUID(mnt host.Mount) (uid uint32, ok bool) {
 	return 0, false
 }
 
+var validName = regexp.MustCompile(`^[a-z2-7]{24}-[0-9]{1,19}$`)
+
 // ValidName reports whether a name has the form <key>-<generation>. Names are read from the mount table and from file names,
 // and become paths.
-func ValidName(name string) bool {
-	key, generation, ok := strings.Cut(name, "-")
-	if !ok || len(key) != 24 || len(generation) == 0 || len(generation) > 19 {
-		return false
-	}
-	for _, c := range key {
-		if (c < 'a' || c > 'z') && (c < '2' || c > '7') {
-			return false
-		}
-	}
-	for _, c := range generation {
-		if c < '0' || c > '9' {
-			return false
-		}
-	}
-	return true
-}
+func ValidName(name string) bool { return validName.MatchString(name) }
 
 // Account is what calls that wait for a mount's client are accounted to, by the mount's source: see host.For.
 func Account(source string) string { return "mount " + source }

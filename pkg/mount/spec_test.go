@@ -17,7 +17,7 @@ func request() Request {
 }
 
 // A key that changes with a version of the driver would leave every running mount behind.
-func TestKeysNeverChange(t *testing.T) {
+func TestKey_NeverChanges(t *testing.T) {
 	full := request()
 	full.Attributes = volume.Attributes{
 		Client: "rclone", UID: new(uint32(1000)), GID: new(uint32(0)), DirMode: new(uint32(0o750)), FileMode: new(uint32(0o640)),
@@ -47,7 +47,7 @@ func TestKeysNeverChange(t *testing.T) {
 }
 
 // Whatever decides what the FUSE process does, or for whom, makes another mount; what is the publication's own does not.
-func TestWhatMakesAnotherMount(t *testing.T) {
+func TestKey_DiffersWithTheSettings(t *testing.T) {
 	keys := credentials.Keys{AccessKeyID: "AKIA", SecretAccessKey: "s"}
 	secret := func(r *Request) { r.Source, r.Keys = credentials.SourceSecret, keys }
 	base := request()
@@ -141,7 +141,7 @@ func workload(namespace, account string) func(*Request) {
 }
 
 // Another secret of the same volume is a rotation; a volume that is another, or gets its credentials from elsewhere, is not.
-func TestWhatIsARotation(t *testing.T) {
+func TestRotatedFrom_NeedsTheSameSettings(t *testing.T) {
 	of := func(change func(*Request)) Spec {
 		r := request()
 		r.Source, r.Keys = credentials.SourceSecret, credentials.Keys{AccessKeyID: "AKIA", SecretAccessKey: "s"}

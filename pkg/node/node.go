@@ -30,6 +30,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/supervisor"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/uids"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/usage"
 	"github.com/s3-csi/s3-csi-driver/pkg/podclient"
 	"github.com/s3-csi/s3-csi-driver/pkg/publish"
@@ -58,7 +59,7 @@ type Backends interface {
 type Options struct {
 	Namespace     *host.Namespace
 	Launcher      runner.Launcher
-	Preparer      spares.Preparer // see runner.Options
+	Preparer      spares.Preparer // nil: the launcher starts no helpers ahead of need
 	Backends      Backends
 	Sessions      creds.Sessions
 	Clients       client.Source
@@ -71,10 +72,10 @@ type Options struct {
 	MountTimeout  time.Duration                                  // for a publish
 	DrainTimeout  time.Duration                                  // for an unpublish whose caller gave no deadline
 	Version       string                                         // the driver's
-	Limits        launcher.Limits                                // see runner.Options
+	Limits        launcher.Limits                                // see runner.Runner
 	Heal          bool                                           // stale bind mounts are replaced, also in containers
-	HangTimeout   time.Duration                                  // see monitor.Options
-	CleanPrograms func(ctx context.Context, used []string) error // see monitor.Options
+	HangTimeout   time.Duration                                  // see monitor.Monitor
+	CleanPrograms func(ctx context.Context, used []string) error // see monitor.Monitor
 	Refused       error                                          // see publish.Options
 	Linger        linger.Limits
 	UsageRequests int                                                 // see usage.Options, MaxRequests
@@ -114,7 +115,7 @@ func New(ctx context.Context, o Options) (*Node, error) {
 	if _, err := o.Clients.Clients().Get(o.DefaultClient); err != nil {
 		return nil, fmt.Errorf("--default-client: %w", err)
 	}
-	store, err := state.Open(ctx, o.Namespace, o.StateDir, o.CacheDir, o.UIDs.First)
+	store, err := state.Open(ctx, o.Namespace, state.Paths{Dir: o.StateDir, Cache: o.CacheDir}, o.UIDs.First)
 	if err != nil {
 		return nil, err
 	}
@@ -139,16 +140,16 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 		sources  = source.New(o.Namespace, fusectl, store, pinned)
 		provider = creds.New(o.Backends, o.Sessions, clients, peer)
 		healer   = &heal.Healer{Enabled: o.Heal, Namespace: o.Namespace, Store: store, Pins: pinned, Tracker: track}
-		watchers = monitor.NewWatchers()
+		users    = &uids.Allocator{Namespace: o.Namespace, Launcher: o.Launcher, Store: store, Range: o.UIDs}
 	)
-	run := runner.New(runner.Options{
-		Namespace: o.Namespace, Launcher: o.Launcher, Preparer: o.Preparer, Backends: o.Backends, Clients: clients, Store: store, Sources: sources, Creds: provider,
-		Tracker: track, Peer: peer, UIDs: o.UIDs, Programs: o.Programs, Version: o.Version, Limits: o.Limits,
-		MountTimeout: o.MountTimeout, HangTimeout: o.HangTimeout, Started: watchers.Follow,
-	})
+	run := &runner.Runner{
+		Namespace: o.Namespace, Launcher: o.Launcher, Backend: o.Backends.Backend, Clients: clients, Store: store, Sources: sources, Creds: provider,
+		Spares:  spares.New(spares.Options{Namespace: o.Namespace, Launcher: o.Launcher, Preparer: o.Preparer, UIDs: users, Store: store, Tracker: track}),
+		Tracker: track, Peer: peer, UIDs: users, Programs: o.Programs, Version: o.Version, Limits: o.Limits,
+		MountTimeout: o.MountTimeout, HangTimeout: o.HangTimeout,
+	}
 	super := supervisor.New(supervisor.Options{
-		Options: run.Options, Runner: run, Drainer: drain.New(run, monitor.ProbeEvery(o.HangTimeout)), Healer: healer, Pins: pinned,
-		Linger: o.Linger,
+		Runner: run, Drainer: drain.New(run, monitor.ProbeEvery(o.HangTimeout)), Healer: healer, Pins: pinned, Linger: o.Linger,
 	})
 	// Before anything is published: pending uploads of an earlier generation must finish before the next one serves.
 	if err := monitor.Restore(ctx, store, clients); err != nil {
@@ -161,7 +162,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 		return nil, err
 	}
 	publisher, err := publish.New(ctx, publish.Options{
-		Namespace: o.Namespace, Store: store, Mounts: super, Targets: healer, Backends: o.Backends, Planner: provider, Usage: meter, Clients: clients,
+		Namespace: o.Namespace, Store: store, Mounts: super, Targets: healer, Backends: o.Backends, Creds: provider, Usage: meter, Clients: clients,
 		TargetRoot: o.TargetRoot, MountTimeout: o.MountTimeout, DrainTimeout: o.DrainTimeout, Share: share(o.Limits), Refused: o.Refused,
 	})
 	if err != nil {
@@ -189,11 +190,16 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	if o.Status.Volumes {
 		ofVolumes = append(ofVolumes, status.VolumeMetrics{Collector: shown, Refresh: run.Refresh})
 	}
-	return &Node{publisher, inPods, conditions, store, track, meter, monitor.New(monitor.Options{
+	watch := &monitor.Monitor{
 		Namespace: o.Namespace, Fusectl: fusectl, Store: store, Pins: pinned, Tracker: track, Clients: clients, Peer: peer,
-		Mounts: super, Killer: run, Watchers: watchers, Changed: o.Backends.Changed, StaleAge: supervisor.StaleAge,
-		HangTimeout: o.HangTimeout, CleanPrograms: o.CleanPrograms,
-	}), run, status.Server{Namespace: o.Namespace, Socket: store.StatusSocket(), Collect: shown.Collect}, ofVolumes}, nil
+		Mounts: super, KillUnresponsive: run.KillUnresponsive, KillOrphans: users.KillOrphans, Changed: o.Backends.Changed,
+		StaleAge: supervisor.StaleAge, HangTimeout: o.HangTimeout, CleanPrograms: o.CleanPrograms,
+	}
+	run.Started = watch.Follow
+	return &Node{
+		Publisher: publisher, podClients: inPods, conditions: conditions, store: store, tracker: track, meter: meter, monitor: watch, runner: run,
+		status: status.Server{Namespace: o.Namespace, Socket: store.StatusSocket(), Collect: shown.Collect}, ofVolumes: ofVolumes,
+	}, nil
 }
 
 // memoryLimit returns the function that returns the memory limit of a mount, 0 if none is enforced.
@@ -264,13 +270,13 @@ func (n *Node) Status(ctx context.Context) (status.Document, error) {
 	return n.status.Collect(ctx)
 }
 
-// Run keeps all mounts reconciled, helpers ready for new ones, usage measured, and clients in pods served, until ctx ends, and waits a moment for requests in flight. It never
-// unmounts anything because it ends.
+// Run keeps all mounts reconciled, helpers ready for new ones, usage measured, and clients in pods served, until ctx ends, and waits a
+// moment for requests in flight. It never unmounts anything because it ends.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.store.Close()
 	var beside sync.WaitGroup
 	defer beside.Wait()
-	beside.Go(func() { n.runner.RunSpares(ctx) })
+	beside.Go(func() { n.runner.Spares.Run(ctx) })
 	beside.Go(func() { n.status.Run(ctx) })
 	beside.Go(func() { n.meter.Run(ctx) })
 	beside.Go(func() { n.podClients.Run(ctx) })

@@ -12,7 +12,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-func TestRetriesJoinTheRequestInFlight(t *testing.T) {
+func TestInflight_RetryJoinsTheRunningRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var (
 			f       inflight
@@ -39,7 +39,7 @@ func TestRetriesJoinTheRequestInFlight(t *testing.T) {
 	})
 }
 
-func TestOtherRequestsForABusyTargetAreRefused(t *testing.T) {
+func TestInflight_OtherRequestForATargetIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var f inflight
 		go func() { _ = f.do(t.Context(), "/t", "publish a", func() error { time.Sleep(time.Second); return nil }) }()
@@ -54,7 +54,7 @@ func TestOtherRequestsForABusyTargetAreRefused(t *testing.T) {
 	})
 }
 
-func TestRetriesAfterATimeoutJoinTheRequest(t *testing.T) {
+func TestInflight_RetryAfterATimeoutJoinsTheRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var (
 			f    inflight

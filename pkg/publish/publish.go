@@ -58,11 +58,6 @@ type Backends interface {
 	CheckClaims(name string, claims []volume.Claim) error
 }
 
-// Planner plans the credentials of mounts. Package creds implements it.
-type Planner interface {
-	Plan(ctx context.Context, r mount.Request, spec mount.Spec) (*creds.Grant, error)
-}
-
 // Usage measures the usage of volumes. *usage.Meter implements it.
 type Usage interface {
 	// Observe notes a successful publication, with which a measurement can start.
@@ -78,7 +73,7 @@ type Options struct {
 	Mounts       Mounts
 	Targets      Targets
 	Backends     Backends
-	Planner      Planner
+	Creds        *creds.Provider
 	Usage        Usage
 	Clients      client.Registry
 	TargetRoot   string        // targets must be below it; "": anywhere
@@ -90,7 +85,7 @@ type Options struct {
 
 // Publisher serves publish, unpublish and stats.
 type Publisher struct {
-	Options
+	parts    Options
 	targets  inflight
 	volumes  namedlock.Locks // by volume id: single-writer checks
 	realRoot string          // TargetRoot without symbolic links, as the mount table shows it
@@ -98,7 +93,7 @@ type Publisher struct {
 
 // New returns a publisher.
 func New(ctx context.Context, o Options) (*Publisher, error) {
-	p := &Publisher{Options: o, realRoot: o.TargetRoot}
+	p := &Publisher{parts: o, realRoot: o.TargetRoot}
 	if o.TargetRoot == "" {
 		return p, nil
 	}
@@ -117,10 +112,10 @@ func (p *Publisher) Wait(d time.Duration) { p.targets.wait(d) }
 
 // ResolveTarget returns a target's path as the mount table shows it.
 func (p *Publisher) ResolveTarget(target string) string {
-	if target == p.TargetRoot {
+	if target == p.parts.TargetRoot {
 		return p.realRoot
 	}
-	if rest, below := strings.CutPrefix(target, p.TargetRoot+"/"); below && p.TargetRoot != "" {
+	if rest, below := strings.CutPrefix(target, p.parts.TargetRoot+"/"); below && p.parts.TargetRoot != "" {
 		return filepath.Join(p.realRoot, rest)
 	}
 	return target
@@ -135,29 +130,31 @@ func (p *Publisher) ResolveTarget(target string) string {
 func (p *Publisher) Publish(ctx context.Context, r mount.Request, refused error) error {
 	r.Target = p.ResolveTarget(r.Target)
 	var spec mount.Spec
-	err := errors.Join(refused, p.Refused)
+	err := errors.Join(refused, p.parts.Refused)
 	if err == nil {
-		spec, err = p.check(&r)
+		spec, err = p.checkRequest(&r)
 	}
 	if err != nil {
 		return gradeError(err, p.showsVolume(ctx, r.Target))
 	}
 	request := fmt.Sprintf("publish %s ro=%t single=%t %s", r.VolumeID, r.ReadOnly, r.SingleWriter, spec.Encode())
 	return p.targets.do(ctx, r.Target, request, func() error {
-		wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.MountTimeout)
+		wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.parts.MountTimeout)
 		defer cancel()
 		w := want.Mount{
 			Publication: state.Publication{Target: r.Target, VolumeID: r.VolumeID, ReadOnly: r.ReadOnly, SingleWriter: r.SingleWriter, Pod: podOf(r)},
 			Identity:    r.Identity, Spec: spec, Linger: r.Attributes.Linger,
-			Plan: func(ctx context.Context, spec mount.Spec) (*creds.Grant, error) { return p.Planner.Plan(ctx, r, spec) },
+			Plan: func(ctx context.Context, spec mount.Spec) (*creds.Grant, error) {
+				return p.parts.Creds.Plan(ctx, r, spec)
+			},
 		}
 		for {
 			err := p.publish(wctx, w, r.Ignored)
 			if err == nil {
-				p.Usage.Observe(r, spec)
+				p.parts.Usage.Observe(r, spec)
 				return nil
 			}
-			if again, err := p.Mounts.AwaitDrained(wctx, w, err); !again { // no lock is held meanwhile
+			if again, err := p.parts.Mounts.AwaitDrained(wctx, w, err); !again { // no lock is held meanwhile
 				return err
 			}
 		}
@@ -184,17 +181,12 @@ func gradeError(err error, shown bool) error {
 	return fault.Errorf(fault.Unavailable, "the target is left unchanged: %w", err)
 }
 
-// check checks a request, expands its role's templates and returns its spec.
-func (p *Publisher) check(r *mount.Request) (spec mount.Spec, err error) {
+// checkRequest checks a request, expands its role's templates and returns its spec.
+func (p *Publisher) checkRequest(r *mount.Request) (spec mount.Spec, err error) {
 	if err := errors.Join(p.checkTarget(r.Target), p.checkClient(*r)); err != nil {
 		return spec, err
 	}
-	if r.Source == credentials.SourceSecret && r.Keys.IsZero() {
-		return spec, fault.Errorf(fault.Precondition, "volume %s takes its credentials from a secret, but the request has no secret: "+
-			"give the volume one (in Kubernetes: node-publish-secret-name and -namespace of the StorageClass, or nodePublishSecretRef of the PersistentVolume)",
-			r.VolumeID)
-	}
-	if err := p.Backends.CheckClaims(r.Volume.Backend, r.Claims); err != nil {
+	if err := p.parts.Backends.CheckClaims(r.Volume.Backend, r.Claims); err != nil {
 		return spec, fmt.Errorf("volume %s: %w", r.VolumeID, err)
 	}
 	if r.Attributes.RoleARN != "" {
@@ -205,15 +197,15 @@ func (p *Publisher) check(r *mount.Request) (spec mount.Spec, err error) {
 			return spec, err
 		}
 	}
-	return mount.NewSpec(*r, p.Store.Salt()), nil
+	return mount.NewSpec(*r, p.parts.Store.Salt()), nil
 }
 
 func (p *Publisher) checkClient(r mount.Request) error {
-	be, err := p.Backends.Backend(r.Volume.Backend)
+	be, err := p.parts.Backends.Backend(r.Volume.Backend)
 	if err != nil {
 		return err
 	}
-	cl, err := p.Clients.Of(cmp.Or(r.Attributes.Client, be.DefaultClient))
+	cl, err := p.parts.Clients.Of(cmp.Or(r.Attributes.Client, be.DefaultClient))
 	if err != nil {
 		return fault.Field("volume_context.client", "%w", err)
 	}
@@ -229,7 +221,7 @@ func (p *Publisher) checkClient(r mount.Request) error {
 		return err
 	}
 	if r.Ephemeral {
-		if err := cl.CheckInline(r.Attributes, r.Options, p.Share); err != nil {
+		if err := cl.CheckInline(r.Attributes, r.Options, p.parts.Share); err != nil {
 			return err
 		}
 	}
@@ -241,10 +233,10 @@ func (p *Publisher) checkClient(r mount.Request) error {
 
 // checkTarget refuses targets in the driver's own directories and the system's; host.OpenTarget checks the rest.
 func (p *Publisher) checkTarget(target string) error {
-	if dir, owns := p.Store.Owns(target); owns {
+	if dir, owns := p.parts.Store.Owns(target); owns {
 		return fault.Field("target_path", "%s is inside %s, a directory of the driver itself", target, dir)
 	}
-	return host.CheckTarget(p.TargetRoot, target)
+	return host.CheckTarget(p.parts.TargetRoot, target)
 }
 
 func (p *Publisher) publish(ctx context.Context, w want.Mount, ignored []string) (err error) {
@@ -254,7 +246,7 @@ func (p *Publisher) publish(ctx context.Context, w want.Mount, ignored []string)
 	}
 	defer unlock()
 
-	at, err := p.look(ctx, w)
+	at, err := p.readTarget(ctx, w)
 	defer func() { err = gradeError(err, at.state != absent) }()
 	if err != nil {
 		return err
@@ -264,54 +256,47 @@ func (p *Publisher) publish(ctx context.Context, w want.Mount, ignored []string)
 	}
 	switch at.state {
 	case healthy:
-		return p.Mounts.Refresh(ctx, at.mount, at.pub, w)
+		return p.parts.Mounts.Refresh(ctx, at.mount, at.pub, w)
 	case rotated:
 		w.Publication.Created = time.Now()
-		return fault.See(credentials.Page, p.Mounts.Rotate(ctx, w, at.mount, at.pub))
+		return fault.See(credentials.Page, p.parts.Mounts.Rotate(ctx, w, at.mount, at.pub))
 	}
 	if err := p.checkSingleWriter(ctx, w.Publication); err != nil {
 		return err
 	}
 	w.Publication.Created = time.Now()
 	if at.state == stale {
-		if at.rotatedTo(w.Spec) {
-			w.At = at.mount.Name
-		}
-		lease, err := p.Mounts.Ensure(ctx, w)
-		if err != nil {
-			return err
-		}
-		defer lease.Release()
-		// Not undone: containers may use copies of the mount at the target.
-		if err := p.replace(ctx, w, lease.Mount, at); err != nil {
-			return err
-		}
-		logPublished(ctx, lease.Mount, w)
-		return nil
+		return p.replace(ctx, w, at)
 	}
 	if len(ignored) > 0 {
 		klog.FromContext(ctx).Info("Ignoring attributes of another driver", "ignored", ignored)
 	}
+	return p.mountAndBind(ctx, w)
+}
+
+// mountAndBind ensures a running mount and binds it to a target that shows nothing. On failure it removes the target, if it made that.
+func (p *Publisher) mountAndBind(ctx context.Context, w want.Mount) (err error) {
 	target, made, err := p.openTarget(ctx, w.Publication.Target)
 	if err != nil {
 		return err
 	}
 	defer target.Close()
+	cctx := context.WithoutCancel(ctx)
 	defer func() {
 		if err != nil && made {
-			cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+			cctx, cancel := context.WithTimeout(cctx, cleanupBound)
 			defer cancel()
 			err = mount.WithCleanupError(err, p.removeTarget(cctx, w.Publication.Target))
 		}
 	}()
 	failpoint.Here("publish.target")
-	lease, err := p.Mounts.Ensure(ctx, w)
+	lease, err := p.parts.Mounts.Ensure(ctx, w)
 	if err != nil {
 		return err
 	}
 	defer lease.Release()
 	if err := p.bind(ctx, w, lease.Mount, target); err != nil {
-		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+		cctx, cancel := context.WithTimeout(cctx, cleanupBound)
 		defer cancel()
 		return mount.WithCleanupError(err, errors.Join(p.unmountTarget(cctx, w.Publication.Target), lease.Abandon(cctx)))
 	}
@@ -324,20 +309,38 @@ func logPublished(ctx context.Context, m state.Mount, w want.Mount) {
 }
 
 // replace replaces the stale mount at a target. The target always shows a mount: without one, a container that is restarted would see
-// an empty volume.
-func (p *Publisher) replace(ctx context.Context, w want.Mount, m state.Mount, at target) error {
+// an empty volume. It is not undone: containers may use copies of the mount at the target.
+func (p *Publisher) replace(ctx context.Context, w want.Mount, at target) error {
+	if at.rotatedTo(w.Spec) {
+		w.At = at.mount.Name
+	}
+	lease, err := p.parts.Mounts.Ensure(ctx, w)
+	if err != nil {
+		return err
+	}
+	defer lease.Release()
+	m := lease.Mount
 	pub := w.PublicationOn(m)
-	if err := p.Mounts.Reassign(ctx, at.pub.Mount, pub); err != nil {
+	if err := p.parts.Mounts.Reassign(ctx, at.pub.Mount, pub); err != nil {
 		return err
 	}
 	failpoint.Here("replace.recorded")
-	if done, err := p.Targets.ReplaceTarget(ctx, m, pub.Target, pub.ReadOnly); done || err != nil {
+	done, err := p.parts.Targets.ReplaceTarget(ctx, m, pub.Target, pub.ReadOnly)
+	if err == nil && !done {
+		err = p.rebind(ctx, w, m)
+	}
+	if err == nil {
+		logPublished(ctx, m, w)
+	}
+	return err
+}
+
+// rebind unmounts what a target shows and binds a mount to it.
+func (p *Publisher) rebind(ctx context.Context, w want.Mount, m state.Mount) error {
+	if err := p.unmountTarget(ctx, w.Publication.Target); err != nil {
 		return err
 	}
-	if err := p.unmountTarget(ctx, pub.Target); err != nil {
-		return err
-	}
-	dir, _, err := p.openTarget(ctx, pub.Target)
+	dir, _, err := p.openTarget(ctx, w.Publication.Target)
 	if err != nil {
 		return err
 	}
@@ -347,11 +350,12 @@ func (p *Publisher) replace(ctx context.Context, w want.Mount, m state.Mount, at
 
 // openTarget opens the target's directory, which is made if it is missing.
 func (p *Publisher) openTarget(ctx context.Context, path string) (dir *os.File, made bool, err error) {
+	const create = true
 	type opened struct {
 		dir  *os.File
 		made bool
 	}
-	o, err := host.Call(ctx, p.Namespace, "opening the target", func(o opened) { o.dir.Close() }, func() (o opened, err error) {
+	o, err := host.Call(ctx, p.parts.Namespace, "opening the target", func(o opened) { o.dir.Close() }, func() (o opened, err error) {
 		if o.dir, err = host.OpenTarget(p.realRoot, path); fault.Is(err, fault.NotFound) {
 			o.made = true
 			o.dir, err = host.MakeTarget(p.realRoot, path)
@@ -364,7 +368,7 @@ func (p *Publisher) openTarget(ctx context.Context, path string) (dir *os.File, 
 // checkSingleWriter enforces SINGLE_NODE_SINGLE_WRITER: the CSI specification requires FAILED_PRECONDITION for a second publication of
 // the same volume on the node. The volume's lock is held.
 func (p *Publisher) checkSingleWriter(ctx context.Context, pub state.Publication) error {
-	all, err := p.Store.Pubs.All(ctx)
+	all, err := p.parts.Store.Pubs.All(ctx)
 	if err != nil {
 		return err
 	}
@@ -380,12 +384,12 @@ func (p *Publisher) checkSingleWriter(ctx context.Context, pub state.Publication
 // publish or unpublish finds a record without a mount and repairs it.
 func (p *Publisher) bind(ctx context.Context, w want.Mount, m state.Mount, target *os.File) error {
 	pub := w.PublicationOn(m)
-	if err := p.Store.Pubs.Write(ctx, pub); err != nil {
+	if err := p.parts.Store.Pubs.Write(ctx, pub); err != nil {
 		return err
 	}
 	failpoint.Here("bind.recorded")
-	err := p.Namespace.Do(ctx, "binding "+m.Name+" to "+strconv.Quote(pub.Target), func() error {
-		source, err := host.OpenDir(p.Store.SourceDir(m.Name))
+	err := p.parts.Namespace.Do(ctx, "binding "+m.Name+" to "+strconv.Quote(pub.Target), func() error {
+		source, err := host.OpenDir(p.parts.Store.SourceDir(m.Name))
 		if err != nil {
 			return err
 		}
@@ -396,7 +400,7 @@ func (p *Publisher) bind(ctx context.Context, w want.Mount, m state.Mount, targe
 		return fmt.Errorf("binding mount %s to target %s: %w", m.Name, pub.Target, err)
 	}
 	failpoint.Here("bind.bound")
-	return p.Targets.CheckTarget(ctx, m, pub.Target)
+	return p.parts.Targets.CheckTarget(ctx, m, pub.Target)
 }
 
 // inflight holds the requests in flight, one for each target. A retry of the same request joins the running one; another request for

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
@@ -102,7 +101,8 @@ func newPublisher(t *testing.T, change func(*Options)) (*Publisher, *parts.Parts
 	t.Helper()
 	p, mounts := parts.New(t, mounttest.S3{}), &fakeMounts{health: mount.Healthy}
 	o := Options{
-		Namespace: p.Namespace, Store: p.Store, Mounts: mounts, Targets: fakeTargets{}, Backends: mounttest.S3{}, Planner: p.Creds, Usage: &fakeUsage{}, Clients: p.Clients,
+		Namespace: p.Namespace, Store: p.Store, Mounts: mounts, Targets: fakeTargets{}, Backends: mounttest.S3{}, Creds: p.Creds, Usage: &fakeUsage{},
+		Clients:      p.Clients,
 		MountTimeout: time.Minute, DrainTimeout: time.Minute, Share: client.Share{CPUWeight: 100, Tasks: 1024},
 	}
 	if change != nil {
@@ -123,19 +123,17 @@ func requestFor(target string) mount.Request {
 
 // After a final error the CO takes a target for unpublished, and leaves it as it is. So if the target shows a volume, only errors in
 // the request itself are final.
-func TestErrorsAtShownTargetsAreNotFinal(t *testing.T) {
+func TestPublish_ErrorsAtShownTargetsAreNotFinal(t *testing.T) {
 	denied := fault.Errorf(fault.Denied, "no")
 	p, all, mounts := newPublisher(t, nil)
 	mounts.err, mounts.health = denied, mount.Down
 	shown := all.Show(all.Mount("a", "1", "mountpoint-s3", nil)).Target
-	withoutSecret := func(r *mount.Request) { r.Source = credentials.SourceSecret }
 	for what, tc := range map[string]struct {
 		change        func(*mount.Request)
 		refused       error
 		absent, shown fault.Kind
 	}{
 		"credentials denied": {func(*mount.Request) {}, nil, fault.Denied, fault.Unavailable},
-		"no secret":          {withoutSecret, nil, fault.Precondition, fault.Unavailable},
 		"an invalid option":  {func(r *mount.Request) { r.Options = []volume.Option{{Name: "no-such-option"}} }, nil, fault.Invalid, fault.Invalid},
 		"refused":            {func(*mount.Request) {}, fault.Errorf(fault.Precondition, "isolated"), fault.Precondition, fault.Unavailable},
 		"refused as invalid": {func(*mount.Request) {}, fault.Errorf(fault.Invalid, "x"), fault.Invalid, fault.Invalid},
@@ -187,7 +185,7 @@ func TestTarget_RefusalsNameTargetAndVolume(t *testing.T) {
 }
 
 // What is impossible by configuration is found out before anything is made for it.
-func TestNothingIsMadeForImpossibleCredentials(t *testing.T) {
+func TestPublish_ImpossibleCredentialsMakeNothing(t *testing.T) {
 	p, all, mounts := newPublisher(t, nil)
 	all.Tokens.Nothing = fault.Errorf(fault.Precondition, "no way")
 	target := filepath.Join(t.TempDir(), "target")
@@ -203,7 +201,7 @@ func TestNothingIsMadeForImpossibleCredentials(t *testing.T) {
 }
 
 // A publish whose mount has to wait for another one to drain is repeated, and one that cannot bind is undone.
-func TestPublishWaitsAndIsUndone(t *testing.T) {
+func TestPublish_WaitsAndIsUndone(t *testing.T) {
 	p, all, mounts := newPublisher(t, nil)
 	mounts.mount = all.Mount("a", "1", "rclone", nil)
 	mounts.err, mounts.again = fault.Errorf(fault.Busy, "another mount drains"), true
@@ -216,7 +214,7 @@ func TestPublishWaitsAndIsUndone(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if _, ok, err := p.Store.Pubs.Get(t.Context(), bound); !ok || err != nil || len(mounts.called) != 2 {
+	if _, ok, err := p.parts.Store.Pubs.Get(t.Context(), bound); !ok || err != nil || len(mounts.called) != 2 {
 		t.Errorf("recorded: %t, %v; called: %v", ok, err, mounts.called)
 	}
 	mounts.mount.Name = "gone"
@@ -227,7 +225,7 @@ func TestPublishWaitsAndIsUndone(t *testing.T) {
 	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the target is left: %v", err)
 	}
-	if u, ok := p.Usage.(*fakeUsage); !ok || !slices.Equal(u.observed, []string{bound}) {
+	if u, ok := p.parts.Usage.(*fakeUsage); !ok || !slices.Equal(u.observed, []string{bound}) {
 		t.Errorf("observed by what measures usage: %+v", u)
 	}
 }
@@ -248,7 +246,7 @@ func TestInlineVolumesGetNoMoreThanOthers(t *testing.T) {
 			r := requestFor("/data/t")
 			r.Ephemeral = inline
 			r.Attributes.MemoryLimit, r.Attributes.CPUWeight, r.Attributes.TasksMax = tt.memory, tt.weight, tt.tasks
-			_, err := p.check(&r)
+			_, err := p.checkRequest(&r)
 			if want := inline && tt.denied != ""; want != (err != nil) || want && (!fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), tt.denied)) {
 				t.Errorf("%+v, inline %t: %v", tt, inline, err)
 			}
@@ -263,20 +261,20 @@ func TestInlineVolumesSetNoSELinuxLabel(t *testing.T) {
 		r := requestFor("/data/t")
 		r.Attributes.Client, r.Ephemeral = name, true
 		r.Options = []volume.Option{{Name: "context", Value: "system_u:object_r:shadow_t:s0", HasValue: true}}
-		if _, err := p.check(&r); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "context") {
+		if _, err := p.checkRequest(&r); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "context") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
 // Pods with the same volume and identity share a mount, whatever their volume handles are.
-func TestVolumeHandlesDoNotChangeTheKey(t *testing.T) {
+func TestKey_IgnoresTheVolumeHandle(t *testing.T) {
 	p, _, _ := newPublisher(t, nil)
 	keys := map[string]bool{}
 	for _, handle := range []string{"csi-1", "csi-2", "static"} {
 		r := requestFor("/data/t")
 		r.VolumeID, r.Ephemeral = handle, handle != "static"
-		spec, err := p.check(&r)
+		spec, err := p.checkRequest(&r)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -291,16 +289,16 @@ func TestVolumeHandlesDoNotChangeTheKey(t *testing.T) {
 func TestClaimsAreChecked(t *testing.T) {
 	p, _, _ := newPublisher(t, nil)
 	r := requestFor("/data/t")
-	before, err := p.check(&r)
+	before, err := p.checkRequest(&r)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.Ignored = []string{"something"}
-	if after, err := p.check(&r); err != nil || after.Key() != before.Key() {
+	if after, err := p.checkRequest(&r); err != nil || after.Key() != before.Key() {
 		t.Errorf("the key changed with what is ignored: %v", err)
 	}
 	r.Claims = []volume.Claim{{Kind: volume.ClaimEndpoint, Field: "secrets.endpoint", Value: "https://elsewhere.example"}}
-	if _, err := p.check(&r); !fault.Is(err, fault.Precondition) {
+	if _, err := p.checkRequest(&r); !fault.Is(err, fault.Precondition) {
 		t.Errorf("%v", err)
 	}
 }
@@ -318,8 +316,70 @@ func TestRolesAreUniqueToAPod(t *testing.T) {
 	} {
 		r := requestFor("/data/t")
 		r.Attributes.RoleARN, r.PodNamespace, r.ServiceAccount = role, "a-b", "c"
-		if _, err := p.check(&r); unique != (err == nil) || !unique && !fault.Is(err, fault.Precondition) {
+		if _, err := p.checkRequest(&r); unique != (err == nil) || !unique && !fault.Is(err, fault.Precondition) {
 			t.Errorf("%s: %v", role, err)
 		}
+	}
+}
+
+// A volume's usage is what was measured, or else what its file system reports.
+func TestStats_AreOfPublishedVolumesOnly(t *testing.T) {
+	p, all, _ := newPublisher(t, func(o *Options) { o.TargetRoot = "/" })
+	pub := all.Show(all.Mount("a", "1", "mountpoint-s3", nil))
+	if st, err := p.Stats(t.Context(), "v", pub.Target); err != nil || st.TotalBytes == 0 {
+		t.Errorf("%+v, %v", st, err)
+	}
+	p.parts.Usage = &fakeUsage{measured: map[string]mount.Usage{"v": {Bytes: 5, CapacityBytes: 100}}}
+	if st, err := p.Stats(t.Context(), "v", pub.Target); err != nil || st.UsedBytes != 5 || st.TotalBytes != 100 {
+		t.Errorf("%+v, %v", st, err)
+	}
+	gone := state.Publication{Target: t.TempDir(), VolumeID: "v", Mount: pub.Mount}
+	all.Publish(gone)
+	for what, at := range map[string][2]string{"another volume": {"w", pub.Target}, "no publication": {"v", t.TempDir()}, "no mount": {"v", gone.Target}} {
+		if _, err := p.Stats(t.Context(), at[0], at[1]); !fault.Is(err, fault.NotFound) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if target, err := p.PublishedAt(t.Context(), "v"); err != nil || target != pub.Target && target != gone.Target {
+		t.Errorf("published at %q, %v", target, err)
+	}
+	if target, err := p.PublishedAt(t.Context(), "w"); err != nil || target != "" {
+		t.Errorf("published at %q, %v", target, err)
+	}
+}
+
+// An unpublish without a record finds the mount by what the target shows. It touches no mount of another program, and no other volume.
+func TestUnpublish_FindsMountsWithoutARecord(t *testing.T) {
+	p, all, mounts := newPublisher(t, nil)
+	m := all.Mount("a", "1", "mountpoint-s3", nil)
+	lost, foreign := t.TempDir(), t.TempDir()
+	all.MountAt(m, lost)
+	all.MountAt(state.Mount{Source: "another"}, foreign)
+	if err := p.Unpublish(t.Context(), "v", foreign); !fault.Is(err, fault.Precondition) {
+		t.Errorf("a mount of another program: %v", err)
+	}
+	if err := p.Unpublish(t.Context(), "v", lost); err != nil || !slices.Equal(mounts.called, []string{"release"}) {
+		t.Errorf("without a record: %v, %v", mounts.called, err)
+	}
+	if pub, ok, err := all.Store.Pubs.Get(t.Context(), lost); err != nil || !ok || pub.Mount != m.Name {
+		t.Errorf("the record of the draining mount: %+v, %v", pub, err)
+	}
+	if err := p.Unpublish(t.Context(), "w", lost); !fault.Is(err, fault.Precondition) {
+		t.Errorf("another volume: %v", err)
+	}
+	if err := p.Unpublish(t.Context(), "v", all.Store.SourceDir(m.Name)); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a directory of the driver: %v", err)
+	}
+}
+
+// A single writer's volume has one target on the node.
+func TestPublish_SingleWriterHasOneTarget(t *testing.T) {
+	p, all, mounts := newPublisher(t, nil)
+	mounts.mount = all.Mount("a", "1", "mountpoint-s3", nil)
+	all.Publish(state.Publication{Target: "/elsewhere", VolumeID: mounttest.Request().VolumeID, Mount: mounts.mount.Name})
+	r := requestFor(filepath.Join(t.TempDir(), "t"))
+	r.SingleWriter = true
+	if err := p.Publish(t.Context(), r, nil); !fault.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "/elsewhere") {
+		t.Errorf("%v", err)
 	}
 }

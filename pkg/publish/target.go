@@ -35,14 +35,14 @@ func (t target) rotatedTo(spec mount.Spec) bool {
 
 // mountAt returns the top mount on a target.
 func (p *Publisher) mountAt(ctx context.Context, path string) (top host.Mount, mounts []host.Mount, mounted bool, err error) {
-	at, err := host.Call(ctx, p.Namespace, "checking target "+path, nil, func() (host.PathState, error) {
+	at, err := host.Call(ctx, p.parts.Namespace, "checking target "+path, nil, func() (host.PathState, error) {
 		at, _ := host.Inspect(path) // an invalid path is reported when it is opened
 		return at, nil
 	})
 	if err != nil || !at.Mountpoint {
 		return host.Mount{}, nil, false, err
 	}
-	if mounts, err = p.Namespace.Mounts(ctx); err != nil {
+	if mounts, err = p.parts.Namespace.Mounts(ctx); err != nil {
 		return host.Mount{}, nil, false, err
 	}
 	top, mounted = host.TopAt(mounts, path)
@@ -56,7 +56,8 @@ func (p *Publisher) showsVolume(ctx context.Context, path string) bool {
 	return err != nil || mounted && ours
 }
 
-func (p *Publisher) look(ctx context.Context, w want.Mount) (target, error) {
+// readTarget reads what a target shows and compares it with a request.
+func (p *Publisher) readTarget(ctx context.Context, w want.Mount) (target, error) {
 	path := w.Publication.Target
 	top, mounts, mounted, err := p.mountAt(ctx, path)
 	if err != nil || !mounted {
@@ -67,14 +68,14 @@ func (p *Publisher) look(ctx context.Context, w want.Mount) (target, error) {
 		return target{}, fault.Errorf(fault.Precondition, "target %s has another mount (%s, type %s): unmount it first", path, top.Source, top.FSType)
 	}
 	t := target{state: stale}
-	if t.pub, _, err = p.Store.Pubs.Get(ctx, path); err != nil {
+	if t.pub, _, err = p.parts.Store.Pubs.Get(ctx, path); err != nil {
 		return t, err
 	}
 	var have bool
-	if t.mount, have, err = p.Store.Mount(ctx, name); err != nil {
+	if t.mount, have, err = p.parts.Store.Mount(ctx, name); err != nil {
 		return t, err
 	}
-	source, mounted := host.TopAt(mounts, p.Store.SourceDir(name))
+	source, mounted := host.TopAt(mounts, p.parts.Store.SourceDir(name))
 	if have && mounted && source.Major == top.Major && source.Minor == top.Minor {
 		if t.state, err = p.compare(ctx, w, t); err != nil || t.state != stale {
 			return t, err
@@ -87,33 +88,45 @@ func (p *Publisher) look(ctx context.Context, w want.Mount) (target, error) {
 // compare compares a target, which shows the file system of its mount, with the request.
 func (p *Publisher) compare(ctx context.Context, w want.Mount, t target) (targetState, error) {
 	m, pub, path := t.mount, t.pub, w.Publication.Target
-	health, err := p.Mounts.Health(ctx, m)
+	health, err := p.parts.Mounts.Health(ctx, m)
 	if err != nil {
 		return stale, err
 	}
 	differs := m.Serves().Encode() != w.Spec.Encode()
+	keepsServing := health.Serves() || m.KeepsOnDisk(p.parts.Clients)
 	switch {
 	case m.Superseded, slices.Contains(pub.MovedFrom, m.Name): // the publication belongs to another mount now
 		return stale, nil
-	case differs && pub.Mount == m.Name && w.Spec.RotatedFrom(m.Serves()) && (health.Serves() || m.KeepsOnDisk(p.Clients)), !differs && m.Rotating:
+	case !differs && m.Rotating: // a rotation was interrupted
+		return rotated, nil
+	case keepsServing && pub.Mount == m.Name && w.Spec.RotatedFrom(m.Serves()):
 		return rotated, nil
 	case !health.Serves():
 		return stale, nil
-	case pub.Mount == "":
-		return stale, fault.Errorf(fault.Exists, "target %s shows volume %s, and the record of that publication is lost: unpublish it first", path, m.VolumeID)
-	case pub.Mount != m.Name || pub.VolumeID != w.Publication.VolumeID:
-		return stale, fault.Errorf(fault.Exists, "target %s shows volume %s: unpublish that one first", path, m.VolumeID)
-	case differs:
-		return stale, fault.Errorf(fault.Exists, "target %s shows the volume with other parameters, options or credentials; "+
-			"unpublish and republish the target to apply the new ones (in Kubernetes: delete the pod)", path)
-	case pub.ReadOnly != w.Publication.ReadOnly:
-		return stale, fault.Errorf(fault.Exists, "target %s shows the volume with readOnly=%t: unpublish it first to change that", path, pub.ReadOnly)
-	case health == mount.Outdated:
-		return stale, nil
+	}
+	if err := t.conflict(w, differs); err != nil {
+		return stale, err
 	}
 	// The client may have been restarted since the mount table was read, and the target not be healed yet.
-	if err := p.Targets.CheckTarget(ctx, m, path); err != nil {
-		return stale, nil //nolint:nilerr // that is the result
+	if health == mount.Outdated || p.parts.Targets.CheckTarget(ctx, m, path) != nil {
+		return stale, nil
 	}
 	return healthy, nil
+}
+
+// conflict returns an error if a target shows another volume than a request asks for. differs reports that their specs do.
+func (t target) conflict(w want.Mount, differs bool) error {
+	m, pub, path := t.mount, t.pub, w.Publication.Target
+	switch {
+	case pub.Mount == "":
+		return fault.Errorf(fault.Exists, "target %s shows volume %s, and the record of that publication is lost: unpublish it first", path, m.VolumeID)
+	case pub.Mount != m.Name || pub.VolumeID != w.Publication.VolumeID:
+		return fault.Errorf(fault.Exists, "target %s shows volume %s: unpublish that one first", path, m.VolumeID)
+	case differs:
+		return fault.Errorf(fault.Exists, "target %s shows the volume with other parameters, options or credentials; "+
+			"unpublish and republish the target to apply the new ones (in Kubernetes: delete the pod)", path)
+	case pub.ReadOnly != w.Publication.ReadOnly:
+		return fault.Errorf(fault.Exists, "target %s shows the volume with readOnly=%t: unpublish it first to change that", path, pub.ReadOnly)
+	}
+	return nil
 }

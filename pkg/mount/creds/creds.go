@@ -99,7 +99,8 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 			return credentials.Order{}, fmt.Errorf("credentials (%s): %w", spec.Source, err)
 		}
 		if cl.StaticKeys && order.Kind != credentials.AsIs {
-			return credentials.Order{}, staticError(cl, "the volume's credentials are sessions (%s), which expire; set scope: off, and no roleARN in the volume and its secret", order.Kind)
+			return credentials.Order{}, staticError(cl, "the volume's credentials are sessions (%s), which expire; "+
+				"set scope: off, and no roleARN in the volume and its secret", order.Kind)
 		}
 		return order, nil
 	}}
@@ -109,30 +110,25 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 }
 
 // UsageKeys makes a session for measuring the usage of a publication's volume, which its client never gets. It can list what the mount
-// shows, and read the object recordKey ("": none) or, with tags, the bucket's tags. Where sessions are not limited, it can do what the
-// credentials can.
-func (p *Provider) UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, recordKey string, tags bool) (credentials.Keys, error) {
-	be, err := p.backends.Backend(spec.Backend)
+// shows, and read the volume's record. Where sessions are not limited, it can do what the credentials can.
+func (p *Provider) UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, record UsageRecord) (credentials.Keys, error) {
+	g, err := p.planFor(ctx, spec, spec.Client, func(q *session.Request) {
+		fillFrom(q, r)
+		q.Policy = func(aws bool, partition string) (string, error) {
+			scope := policy.Scope{Partition: partition, Bucket: spec.Bucket, Prefix: spec.Prefix, KMS: aws, AWS: aws}
+			return scope.Usage(record.Key, record.Tags)
+		}
+	})
 	if err != nil {
 		return credentials.Keys{}, err
 	}
-	cl, err := p.clients.Of(cmp.Or(spec.Client, be.DefaultClient))
-	if err != nil {
-		return credentials.Keys{}, err
-	}
-	q, err := p.request(spec, cl)
-	if err != nil {
-		return credentials.Keys{}, err
-	}
-	fillFrom(&q, r)
-	q.Policy = func(aws bool, partition string) (string, error) {
-		return policy.Scope{Partition: partition, Bucket: spec.Bucket, Prefix: spec.Prefix, KMS: aws, AWS: aws}.Usage(recordKey, tags)
-	}
-	order, err := p.sessions.Plan(ctx, q)
-	if err != nil {
-		return credentials.Keys{}, fmt.Errorf("credentials (%s): %w", spec.Source, err)
-	}
-	return p.sessions.Make(ctx, order)
+	return p.sessions.Make(ctx, g.order)
+}
+
+// UsageRecord is where a volume's record is: an object ("": there is none) or the bucket's tags.
+type UsageRecord struct {
+	Key  string
+	Tags bool
 }
 
 // fillFrom sets what a session request takes from a publication.
@@ -213,21 +209,13 @@ func (p *Provider) Prove(ctx context.Context, g *Grant, be backend.Backend, spec
 // Deliver gives a grant to the helper of a running mount. The helper makes the sessions; the one that the client has stays until it
 // expires. If it has expired, or could not be renewed, the helper tries at once, and the status is that of afterwards.
 func (p *Provider) Deliver(ctx context.Context, m state.Mount, g *Grant) (helper.Status, error) {
-	return p.deliverTo(ctx, m, g, nil)
-}
-
-func (p *Provider) deliverTo(ctx context.Context, m state.Mount, g *Grant, known *helper.Status) (helper.Status, error) {
-	status, err := p.deliver(ctx, m, g, known)
-	if err != nil {
-		return helper.Status{}, fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", m.Name, m.VolumeID, err)
-	}
-	return status, nil
+	return p.deliver(ctx, m, g, nil)
 }
 
 // Apply delivers a grant to a running mount and returns an error if its session has failed. known is the helper's status of a moment ago;
 // nil: the helper is asked.
 func (p *Provider) Apply(ctx context.Context, m state.Mount, g *Grant, known *helper.Status) error {
-	status, err := p.deliverTo(ctx, m, g, known)
+	status, err := p.deliver(ctx, m, g, known)
 	if err != nil {
 		return err
 	}
@@ -236,6 +224,11 @@ func (p *Provider) Apply(ctx context.Context, m state.Mount, g *Grant, known *he
 
 // deliver is Deliver. known is the helper's status of a moment ago; nil: the helper is asked.
 func (p *Provider) deliver(ctx context.Context, m state.Mount, g *Grant, known *helper.Status) (status helper.Status, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", m.Name, m.VolumeID, err)
+		}
+	}()
 	if err := g.Fit(ctx, m.Client); err != nil {
 		return helper.Status{}, err
 	}
@@ -267,9 +260,9 @@ func (p *Provider) deliver(ctx context.Context, m state.Mount, g *Grant, known *
 		if err := peer.Renew(bounded, credentials.Keys{}, g.order); err != nil {
 			return helper.Status{}, err
 		}
-		return p.settle(ctx, peer, status), nil
+		return p.awaitRenewal(ctx, peer, status), nil
 	case status.Session.Over && status.Session.Error == "": // it expired during the first attempt to renew it
-		return p.settle(ctx, peer, status), nil
+		return p.awaitRenewal(ctx, peer, status), nil
 	}
 	return status, nil
 }
@@ -287,8 +280,8 @@ func (p *Provider) proveFirst(ctx context.Context, m state.Mount, g *Grant) erro
 	return p.Prove(ctx, g, be, m.Spec)
 }
 
-// settle waits, for a session that has expired or could not be renewed, until the helper has tried to make another.
-func (p *Provider) settle(ctx context.Context, peer *helper.Peer, status helper.Status) helper.Status {
+// awaitRenewal waits, for a session that has expired or could not be renewed, until the helper has tried to make another.
+func (p *Provider) awaitRenewal(ctx context.Context, peer *helper.Peer, status helper.Status) helper.Status {
 	if status.Session == nil || !status.Session.Over && status.Session.Error == "" {
 		return status
 	}
@@ -323,7 +316,7 @@ func (p *Provider) Refresh(ctx context.Context, m state.Mount, known *helper.Sta
 	if g.IsEmpty() {
 		return nil
 	}
-	_, err = p.deliverTo(ctx, m, g, known)
+	_, err = p.deliver(ctx, m, g, known)
 	return err
 }
 
@@ -348,15 +341,16 @@ func sessionError(m state.Mount, status helper.Status) error {
 	}
 	cause := s.Fault()
 	kind := fault.KindOf(cause)
+	of := fmt.Sprintf("the session of mount %s (volume %s)", m.Name, m.VolumeID)
 	switch {
 	case s.Over && cause == nil && s.OrderDigest != "":
-		return fault.Errorf(fault.Unavailable, "the session of mount %s (volume %s) expired at %s; it is being renewed", m.Name, m.VolumeID, Time(s.Expires))
+		return fault.Errorf(fault.Unavailable, "%s expired at %s; it is being renewed", of, Time(s.Expires))
 	case s.Over && cause == nil:
-		return fault.Errorf(fault.Unauthenticated, "the session of mount %s (volume %s) expired at %s, and its helper has no credentials to renew it: %s", m.Name, m.VolumeID, Time(s.Expires), Remedy(m))
+		return fault.Errorf(fault.Unauthenticated, "%s expired at %s, and its helper has no credentials to renew it: %s", of, Time(s.Expires), Remedy(m))
 	case s.Over:
-		return fault.Errorf(kind, "the session of mount %s (volume %s) expired at %s and could not be renewed since %s: %w; %s", m.Name, m.VolumeID, Time(s.Expires), Time(s.FailedSince), cause, Remedy(m))
+		return fault.Errorf(kind, "%s expired at %s and could not be renewed since %s: %w; %s", of, Time(s.Expires), Time(s.FailedSince), cause, Remedy(m))
 	case kind.Permanent():
-		return fault.Errorf(kind, "the session of mount %s (volume %s) expires at %s and its renewal is refused since %s: %w; %s", m.Name, m.VolumeID, Time(s.Expires), Time(s.FailedSince), cause, Remedy(m))
+		return fault.Errorf(kind, "%s expires at %s and its renewal is refused since %s: %w; %s", of, Time(s.Expires), Time(s.FailedSince), cause, Remedy(m))
 	}
 	return nil
 }
@@ -376,7 +370,8 @@ func Remedy(m state.Mount) string {
 	case credentials.SourceSecret:
 		return "correct the keys in the volume's secret, or the permissions of their owner; each republish supplies the secret again, and " + retry
 	case credentials.SourceWorkload:
-		return "check that the role trusts service account " + m.Spec.Identity + " and that kubelet republishes the volume (requiresRepublish: true), which supplies new tokens; " + retry
+		return "check that the role trusts service account " + m.Spec.Identity +
+			" and that kubelet republishes the volume (requiresRepublish: true), which supplies new tokens; " + retry
 	}
 	return "correct the driver's own credentials, or the role's trust policy; " + retry
 }

@@ -3,6 +3,7 @@
 package drain
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 )
@@ -42,15 +44,23 @@ const (
 type Options struct {
 	// Grant supplies credentials to a client that has to be started again; nil: there are none.
 	Grant *creds.Grant
-	// Replaced: another mount has taken over the targets, and containers may still show copies of this one. Those are replaced and
-	// not detached, because a container without its mount would write into its own directory below.
-	Replaced bool
+	// Copies is source.AwaitReplace if another mount has taken over the targets, and containers may still show copies of this one. Those
+	// are not detached, because a container without its mount would write into its own directory below.
+	Copies source.Copies
 }
 
 // Drainer stops mounts. The caller of a method that is given a mount holds the lock of the mount's key.
 type Drainer struct {
-	runner.Options
-	runner                                             *runner.Runner
+	runner    *runner.Runner
+	launcher  runner.Launcher
+	clients   client.Registry
+	store     *state.Store
+	sources   *source.Sources
+	creds     *creds.Provider
+	tracker   *tracker.Tracker
+	peer      func(name string) *helper.Peer
+	hangAfter time.Duration // 0: never
+
 	checkEvery, refreshEvery, orphanBound, reportBound time.Duration
 }
 
@@ -60,7 +70,10 @@ func New(r *runner.Runner, checkEvery time.Duration) *Drainer {
 	if r.HangTimeout == 0 {
 		checkEvery = statusBound
 	}
-	return &Drainer{Options: r.Options, runner: r, checkEvery: checkEvery, refreshEvery: refreshEvery, orphanBound: orphanBound, reportBound: reportBound}
+	return &Drainer{
+		runner: r, launcher: r.Launcher, clients: r.Clients, store: r.Store, sources: r.Sources, creds: r.Creds, tracker: r.Tracker, peer: r.Peer,
+		hangAfter: r.HangTimeout, checkEvery: checkEvery, refreshEvery: refreshEvery, orphanBound: orphanBound, reportBound: reportBound,
+	}
 }
 
 // Stop stops a mount without publications: everything that was written and closed is stored, the client has exited and nothing is
@@ -71,11 +84,11 @@ func (d *Drainer) Stop(ctx context.Context, m state.Mount, o Options) error {
 	}
 	if m.Phase != state.Ending {
 		m.Phase, m.Ending = state.Ending, time.Now()
-		if err := d.Store.Write(ctx, m); err != nil {
+		if err := d.store.Write(ctx, m); err != nil {
 			return err
 		}
 	}
-	d.Tracker.Mount(m.Name).Set(m.Client, tracker.Draining)
+	d.tracker.Mount(m.Name).Set(m.Client, tracker.Draining)
 	failpoint.Here("end.recorded")
 	if err := d.drain(ctx, m, o); err != nil {
 		return err
@@ -88,17 +101,17 @@ func (d *Drainer) Stop(ctx context.Context, m state.Mount, o Options) error {
 		return err
 	}
 	failpoint.Here("end.helper")
-	cl, err := d.Clients.Of(m.Client)
+	cl, err := d.clients.Of(m.Client)
 	if err != nil {
 		return err
 	}
 	if err := d.keepQuarantined(ctx, m, cl); err != nil {
 		return err
 	}
-	if err := d.Store.Remove(ctx, m.Name); err != nil {
+	if err := d.store.Remove(ctx, m.Name); err != nil {
 		return fmt.Errorf("removing mount %s: %w", m.Name, err)
 	}
-	d.Tracker.Forget(m.Name)
+	d.tracker.Forget(m.Name)
 	klog.FromContext(ctx).Info("Unmounted", "mount", m.Name, "client", m.Client, "bucket", m.Spec.Bucket, "prefix", m.Spec.Prefix,
 		"took", time.Since(m.Ending).Round(time.Millisecond))
 	return nil
@@ -116,7 +129,7 @@ func (d *Drainer) StopWithPredecessors(ctx context.Context, m state.Mount) error
 // StopPredecessors stops the predecessors of a mount.
 func (d *Drainer) StopPredecessors(ctx context.Context, m state.Mount) error {
 	for _, name := range m.Predecessors {
-		predecessor, ok, err := d.Store.Mount(ctx, name)
+		predecessor, ok, err := d.store.Mount(ctx, name)
 		if err == nil && ok {
 			err = d.Stop(ctx, predecessor, Options{})
 		}
@@ -130,16 +143,16 @@ func (d *Drainer) StopPredecessors(ctx context.Context, m state.Mount) error {
 // reportUnstored returns an error if the client could not store files that were closed. Their data is lost, so the caller learns it once,
 // and the next call goes on.
 func (d *Drainer) reportUnstored(ctx context.Context, m state.Mount) error {
-	status, err := d.Peer(m.Name).Status(ctx)
+	status, err := d.peer(m.Name).Status(ctx)
 	if m.UnstoredReported || err != nil || status.Unstored == nil {
 		return nil
 	}
 	u := *status.Unstored
 	m.UnstoredReported = true
-	if err := d.Store.Write(ctx, m); err != nil {
+	if err := d.store.Write(ctx, m); err != nil {
 		return err
 	}
-	d.Tracker.CountUnstored(m.Client, u.Files)
+	d.tracker.Metrics.Unstored.WithLabelValues(m.Client).Add(float64(u.Files))
 	klog.FromContext(ctx).Error(nil, "Closed files are not stored", "mount", m.Name, "volume", m.VolumeID, "client", m.Client,
 		"bucket", m.Spec.Bucket, "prefix", m.Spec.Prefix, "files", u.Files, "key", u.Name, "reason", u.Reason)
 	return fault.Errorf(fault.Precondition,
@@ -152,7 +165,7 @@ func (d *Drainer) keepQuarantined(ctx context.Context, m state.Mount, cl client.
 	if cl.Quarantine == "" {
 		return nil
 	}
-	kept, err := d.Store.Keep(ctx, m.Name, cl.Quarantine)
+	kept, err := d.store.Keep(ctx, m.Name, cl.Quarantine)
 	if err != nil {
 		return fmt.Errorf("preserving the quarantined files of mount %s: %w", m.Name, err)
 	}
@@ -165,11 +178,11 @@ func (d *Drainer) keepQuarantined(ctx context.Context, m state.Mount, cl client.
 
 // quarantineDir is where a mount's client quarantines files; "" if it has none.
 func (d *Drainer) quarantineDir(m state.Mount) string {
-	cl, err := d.Clients.Of(m.Client)
+	cl, err := d.clients.Of(m.Client)
 	if err != nil || cl.Quarantine == "" {
 		return ""
 	}
-	return filepath.Join(d.Store.CacheDir(m.Name), cl.Quarantine)
+	return filepath.Join(d.store.CacheDir(m.Name), cl.Quarantine)
 }
 
 // StopUnrecorded stops a mount whose record is lost, or was never written. Its client, if there is one, still gets the time to store
@@ -179,10 +192,10 @@ func (d *Drainer) StopUnrecorded(ctx context.Context, m state.Mount) error {
 		return d.runner.Discard(ctx, m)
 	}
 	m.Client, m.Ending = "unknown", time.Now()
-	if err := d.Peer(m.Name).End(ctx); err != nil && !errors.Is(err, helper.ErrGone) {
+	if err := d.peer(m.Name).End(ctx); err != nil && !errors.Is(err, helper.ErrGone) {
 		return fmt.Errorf("announcing the unmount to the helper of mount %s: %w", m.Name, err)
 	}
-	if err := d.Sources.Unmount(ctx, m, false); err != nil {
+	if err := d.sources.Unmount(ctx, m, source.Detach); err != nil {
 		return InProgress(m, err)
 	}
 	how, err := d.awaitExit(ctx, m)
@@ -190,10 +203,10 @@ func (d *Drainer) StopUnrecorded(ctx context.Context, m state.Mount) error {
 		return err
 	}
 	if how != "" {
-		return fault.Errorf(fault.Precondition, "the record of mount %s is lost, and its client exited abnormally (%s): copy the files that were not uploaded from %s to the bucket, then remove %s",
-			m.Name, how, d.Store.CacheDir(m.Name), d.Store.MountDir(m.Name))
+		return fault.Errorf(fault.Precondition, "the record of mount %s is lost, and its client exited abnormally (%s): "+
+			"copy the files that were not uploaded from %s to the bucket, then remove %s", m.Name, how, d.store.CacheDir(m.Name), d.store.MountDir(m.Name))
 	}
-	for _, cl := range d.Clients.Clients().All() { // it was one of them
+	for _, cl := range d.clients.Clients().All() { // it was one of them
 		if err := d.keepQuarantined(ctx, m, cl); err != nil {
 			return err
 		}
@@ -205,11 +218,11 @@ func (d *Drainer) StopUnrecorded(ctx context.Context, m state.Mount) error {
 func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 	for {
 		// A helper that does not answer is not waited for: the client ends with its file system in any case.
-		if err := d.Peer(m.Name).End(ctx); err != nil && !errors.Is(err, helper.ErrGone) && (ctx.Err() != nil || !fault.Is(err, fault.Timeout)) {
+		if err := d.peer(m.Name).End(ctx); err != nil && !errors.Is(err, helper.ErrGone) && (ctx.Err() != nil || !fault.Is(err, fault.Timeout)) {
 			return fmt.Errorf("announcing the unmount to the helper of mount %s: %w", m.Name, err)
 		}
 		failpoint.Here("drain.told")
-		if err := d.Sources.Unmount(ctx, m, o.Replaced); err != nil {
+		if err := d.sources.Unmount(ctx, m, o.Copies); err != nil {
 			return InProgress(m, d.withUploads(ctx, m, err))
 		}
 		failpoint.Here("drain.unmounted")
@@ -218,56 +231,50 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 			d.update(ctx, &m, o.Grant)
 			continue
 		}
-		if err == nil && how == "" {
-			if cl, err := d.Clients.Of(m.Client); err == nil && cl.ExitsEarly && !m.Spec.ReadOnly {
-				klog.FromContext(ctx).Info("Client may have exited before everything was stored", "mount", m.Name, "volume", m.VolumeID, "client", m.Client)
-			}
-		}
-		if err != nil || how == "" {
+		if err != nil {
 			return err
 		}
-		klog.FromContext(ctx).Info("Client exited abnormally while draining", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "detail", how)
-		cl, err := d.Clients.Of(m.Client)
+		log := klog.FromContext(ctx).WithValues("mount", m.Name, "volume", m.VolumeID, "client", m.Client)
+		cl, err := d.clients.Of(m.Client)
+		if how == "" {
+			if err == nil && cl.ExitsEarly && !m.Spec.ReadOnly {
+				log.Info("Client may have exited before everything was stored")
+			}
+			return nil
+		}
+		log.Info("Client exited abnormally while draining", "detail", how)
 		if err != nil {
 			return err
 		}
 		if !mount.KeepsOnDisk(cl, m.Spec) || m.Linger != nil {
 			return nil // what was closed was stored by then
 		}
-		if exists, err := d.Store.CacheExists(ctx, m.Name); err != nil || !exists {
+		if exists, err := d.store.CacheExists(ctx, m.Name); err != nil || !exists {
 			return err // it exited cleanly before, and its directories were being removed
 		}
-		if err := d.restart(ctx, &m, o.Grant); err != nil {
+		if err := d.runner.Restart(ctx, &m, cmp.Or(o.Grant, &creds.Grant{})); err != nil {
 			return fault.Errorf(fault.Unavailable, "client %s exited abnormally (%s) and may have pending uploads in %s; restarting it to finish them: %w",
-				m.Client, how, d.Store.CacheDir(m.Name), err)
+				m.Client, how, d.store.CacheDir(m.Name), err)
 		}
 	}
-}
-
-// restart starts a draining client again. grant may be nil.
-func (d *Drainer) restart(ctx context.Context, m *state.Mount, grant *creds.Grant) error {
-	if grant == nil {
-		grant = &creds.Grant{}
-	}
-	return d.runner.Restart(ctx, m, grant)
 }
 
 // update starts a draining client again with its backend's current settings, with which it may be able to store its files. If that fails, the
 // client drains as it is, or its exit is dealt with like any other.
 func (d *Drainer) update(ctx context.Context, m *state.Mount, grant *creds.Grant) {
-	log := []any{"mount", m.Name, "volume", m.VolumeID, "client", m.Client}
-	klog.FromContext(ctx).Info("Restarting draining client, its backend has other settings", log...)
-	err := d.restart(ctx, m, grant)
-	d.Tracker.CountRestart(m.Client, tracker.ReasonConfig, err == nil)
+	of := []any{"mount", m.Name, "volume", m.VolumeID, "client", m.Client}
+	klog.FromContext(ctx).Info("Restarting draining client, its backend has other settings", of...)
+	err := d.runner.Restart(ctx, m, cmp.Or(grant, &creds.Grant{}))
+	d.tracker.CountRestart(m.Client, tracker.ReasonConfig, err)
 	if err != nil && ctx.Err() == nil {
-		d.Tracker.LogError(ctx, m.Name+" settings", err, "Cannot restart draining client with its backend's settings", log...)
+		d.tracker.LogError(ctx, m.Name+" settings", err, "Cannot restart draining client with its backend's settings", of...)
 	}
 }
 
 // outdated reports whether a client uses settings of its backend that are no longer configured, such as the former password of a proxy, and
 // keeps what it has not stored on disk: then it can be started again with the current ones.
 func (d *Drainer) outdated(m state.Mount) (bool, error) {
-	if m.Backend == "" || m.Linger != nil || !m.KeepsOnDisk(d.Clients) { // "": its record is lost
+	if m.Backend == "" || m.Linger != nil || !m.KeepsOnDisk(d.clients) { // "": its record is lost
 		return false, nil
 	}
 	return d.runner.Outdated(m)
@@ -277,7 +284,7 @@ func (d *Drainer) outdated(m state.Mount) (bool, error) {
 func (d *Drainer) withUploads(ctx context.Context, m state.Mount, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), uploadsBound)
 	defer cancel()
-	status, serr := d.Peer(m.Name).Status(ctx)
+	status, serr := d.peer(m.Name).Status(ctx)
 	if serr != nil || status.Queue == nil || status.Queue.Uploads == 0 {
 		return err
 	}
@@ -289,66 +296,80 @@ func (d *Drainer) withUploads(ctx context.Context, m state.Mount, err error) err
 // progress for the hang timeout is killed. A drain that takes long gets new credentials, and ends with errOutdated if its client must be started
 // again.
 func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err error) {
-	entry := d.Tracker.Mount(m.Name)
+	entry := d.tracker.Mount(m.Name)
 	var last helper.Status
-	due := false // the check of its settings
-	for {
-		if entry.Drain.RefreshDue(d.refreshEvery) {
-			if err := d.Creds.RefreshDraining(ctx, m); err != nil && ctx.Err() == nil {
-				d.Tracker.LogError(ctx, m.Name+" keys", err, "Cannot refresh credentials of draining client", "mount", m.Name, "volume", m.VolumeID)
-			}
-			due = true
-		}
-		if due && last.State == helper.StateRunning {
+	for checkSettings := false; ; {
+		checkSettings = d.refreshIfDue(ctx, m) || checkSettings
+		if checkSettings && last.State == helper.StateRunning {
 			if old, err := d.outdated(m); err == nil && old {
 				return "", errOutdated
 			}
-			due = false
+			checkSettings = false
 		}
-		status, err := d.nextStatus(ctx, m, last.Revision)
-		if err == nil {
-			d.Tracker.LogConflicts(ctx, m, status.Conflicts, d.quarantineDir(m))
-		}
+		status, err := d.nextStatus(ctx, m, last.Revision, d.checkEvery)
 		silent := entry.Drain.HelperAnswered(err == nil || last.State != "")
 		switch {
-		case errors.Is(err, helper.ErrGone), errors.Is(err, errUnchanged) && last.State == "" && d.HangTimeout != 0 && silent >= d.HangTimeout:
+		case err == nil:
+			d.tracker.LogConflicts(ctx, m, status.Conflicts, d.quarantineDir(m))
+			if status.State != helper.StateRunning {
+				return exitOf(status), nil
+			}
+			last = status
+			entry.Drain.Queued(status.Queue)
+		case errors.Is(err, helper.ErrGone), errors.Is(err, errUnchanged) && last.State == "" && d.hangAfter != 0 && silent >= d.hangAfter:
 			if err := d.awaitOrphan(ctx, m); err != nil {
 				return "", err
 			}
 			return d.runner.LastExit(ctx, m)
-		case ctx.Err() != nil:
-			return "", InProgress(m, WithQueue(last.Queue, withOutput(last, context.Cause(ctx))))
-		case errors.Is(err, errUnchanged):
-			if last.State != helper.StateRunning || d.HangTimeout == 0 || d.makesProgress(m, last) {
-				continue
-			}
+		case ctx.Err() != nil, !errors.Is(err, errUnchanged):
+			return "", waitEnded(ctx, m, last, err)
+		case last.State == helper.StateRunning && d.hangAfter != 0 && !d.makesProgress(m, last):
 			if err := d.runner.KillUnresponsive(ctx, m, "it makes no progress"); err != nil {
 				return "", err
 			}
-		case err != nil:
-			return "", InProgress(m, WithQueue(last.Queue, withOutput(last, err)))
-		case status.State == helper.StateRunning:
-			last = status
-			entry.Drain.Queued(status.Queue)
-		case status.State == helper.StateIdle: // started for a restart of the client that was interrupted
-			return runner.ExitUnknown, nil
-		case runner.ExitedAbnormally(status):
-			return runner.ExitSummary(status), nil
-		default:
-			return "", nil
 		}
 	}
 }
 
+// exitOf returns the exit summary of a client that does not run, "" for a clean exit.
+func exitOf(status helper.Status) string {
+	switch {
+	case status.State == helper.StateIdle: // started for a restart of the client that was interrupted
+		return runner.ExitUnknown
+	case runner.ExitedAbnormally(status):
+		return runner.ExitSummary(status)
+	}
+	return ""
+}
+
+// waitEnded returns the error of a wait that ended before the client was done, with what the client reported last.
+func waitEnded(ctx context.Context, m state.Mount, last helper.Status, err error) error {
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return InProgress(m, WithQueue(last.Queue, withOutput(last, err)))
+}
+
+// refreshIfDue gives a client that drains for long new credentials, and reports whether it was time to.
+func (d *Drainer) refreshIfDue(ctx context.Context, m state.Mount) bool {
+	if !d.tracker.Mount(m.Name).Drain.RefreshDue(d.refreshEvery) {
+		return false
+	}
+	if err := d.creds.RefreshDraining(ctx, m); err != nil && ctx.Err() == nil {
+		d.tracker.LogError(ctx, m.Name+" keys", err, "Cannot refresh credentials of draining client", "mount", m.Name, "volume", m.VolumeID)
+	}
+	return true
+}
+
 // makesProgress reports whether a client has used CPU time, or stored something, within the hang timeout.
 func (d *Drainer) makesProgress(m state.Mount, status helper.Status) bool {
-	entry := d.Tracker.Mount(m.Name)
+	entry := d.tracker.Mount(m.Name)
 	cpu, err := host.CPUTime(status.ClientPID, m.UID)
 	if err != nil {
 		entry.Drain.Active()
 		return true
 	}
-	return entry.Drain.Progress(cpu, status.Revision) < d.HangTimeout
+	return entry.Drain.Progress(cpu, status.Revision) < d.hangAfter
 }
 
 // errOutdated means that a client runs with settings that are no longer configured.
@@ -357,11 +378,11 @@ var errOutdated = errors.New("the backend has other settings than those that the
 // errUnchanged means that the status did not change in time.
 var errUnchanged = errors.New("the helper's status has not changed")
 
-// nextStatus waits for a status after since, for at most checkEvery.
-func (d *Drainer) nextStatus(ctx context.Context, m state.Mount, since uint64) (helper.Status, error) {
-	sctx, cancel := context.WithTimeout(ctx, d.checkEvery)
+// nextStatus waits for a status after since. If there is none in time, the error is errUnchanged.
+func (d *Drainer) nextStatus(ctx context.Context, m state.Mount, since uint64, bound time.Duration) (helper.Status, error) {
+	sctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
-	status, err := d.Peer(m.Name).WaitStatus(sctx, since)
+	status, err := d.peer(m.Name).WaitStatus(sctx, since)
 	if err != nil && sctx.Err() != nil && ctx.Err() == nil {
 		err = errUnchanged
 	}
@@ -371,19 +392,19 @@ func (d *Drainer) nextStatus(ctx context.Context, m state.Mount, since uint64) (
 // awaitOrphan waits until the processes of a mount without a helper have exited. Its client gets no new credentials: when those that
 // it has have expired it is killed, because it cannot store anything any more.
 func (d *Drainer) awaitOrphan(ctx context.Context, m state.Mount) error {
-	octx, cancel := context.WithDeadline(ctx, d.Tracker.Mount(m.Name).Drain.OrphanedSince().Add(d.orphanBound))
+	octx, cancel := context.WithDeadline(ctx, d.tracker.Mount(m.Name).Drain.OrphanedSince().Add(d.orphanBound))
 	defer cancel()
 	err := d.awaitGone(octx, m)
 	if err == nil || octx.Err() == nil || ctx.Err() != nil {
 		return err
 	}
 	klog.FromContext(ctx).Error(nil, "Credentials of orphaned client expired, killing it", "mount", m.Name, "volume", m.VolumeID, "client", m.Client)
-	return d.Launcher.Kill(ctx, m.UID)
+	return d.launcher.Kill(ctx, m.UID)
 }
 
 func (d *Drainer) awaitGone(ctx context.Context, m state.Mount) error {
 	for {
-		alive, err := d.Launcher.Alive(ctx, m.UID)
+		alive, err := d.launcher.Alive(ctx, m.UID)
 		if err != nil || !alive {
 			return err
 		}
@@ -396,7 +417,7 @@ func (d *Drainer) awaitGone(ctx context.Context, m state.Mount) error {
 }
 
 func (d *Drainer) stopHelper(ctx context.Context, m state.Mount) error {
-	if status, err := d.Peer(m.Name).Quit(ctx); err == nil {
+	if status, err := d.peer(m.Name).Quit(ctx); err == nil {
 		gctx, cancel := context.WithTimeout(ctx, exitGrace)
 		host.AwaitExit(gctx, status.PID, m.UID) // usually nothing is left then, and a search for processes is expensive
 		err := d.awaitGone(gctx, m)
@@ -405,7 +426,7 @@ func (d *Drainer) stopHelper(ctx context.Context, m state.Mount) error {
 			return nil
 		}
 	}
-	if err := d.Launcher.Kill(ctx, m.UID); err != nil {
+	if err := d.launcher.Kill(ctx, m.UID); err != nil {
 		return fmt.Errorf("killing the helper of mount %s: %w", m.Name, err)
 	}
 	return nil
@@ -446,12 +467,12 @@ func formatQueue(q client.Queue) string {
 	for i := 0; size >= 1024 && i < len(units); i++ {
 		size, unit = size/1024, units[i:i+1]+"i"
 	}
-	plural := "s"
+	uploads := fmt.Sprintf("%d uploads", q.Uploads)
 	if q.Uploads == 1 {
-		plural = ""
+		uploads = "1 upload"
 	}
 	if unit == "" {
-		return fmt.Sprintf("%d upload%s, %d B", q.Uploads, plural, q.Bytes)
+		return fmt.Sprintf("%s, %d B", uploads, q.Bytes)
 	}
-	return fmt.Sprintf("%d upload%s, %.1f %sB", q.Uploads, plural, size, unit)
+	return fmt.Sprintf("%s, %.1f %sB", uploads, size, unit)
 }

@@ -26,7 +26,7 @@ func newDrainer(t *testing.T, l runner.Launcher, hangTimeout time.Duration) (*Dr
 }
 
 // A drain can take longer than the credentials that the client was started with are valid.
-func TestDrainingClientsGetNewCredentials(t *testing.T) {
+func TestAwaitExit_RefreshesCredentials(t *testing.T) {
 	d, p := newDrainer(t, &mounttest.UIDs{}, 0)
 	d.refreshEvery = time.Hour
 	m := p.Mount("a", "1", "rclone", nil)
@@ -51,7 +51,7 @@ func TestDrainingClientsGetNewCredentials(t *testing.T) {
 
 // A client that cannot store its files with the former settings of its backend, such as the password of a proxy, is started again with the
 // current ones, if it keeps the files on disk.
-func TestDrainingClientsGetTheSettingsOfTheirBackend(t *testing.T) {
+func TestAwaitExit_NoticesChangedSettings(t *testing.T) {
 	for name, tc := range map[string]struct {
 		client string
 		change func(*state.Mount)
@@ -98,7 +98,7 @@ func TestDrainingClientsGetTheSettingsOfTheirBackend(t *testing.T) {
 	}
 }
 
-func TestUnresponsiveHelperDoesNotBlockADrain(t *testing.T) {
+func TestAwaitExit_UnresponsiveHelperDoesNotBlock(t *testing.T) {
 	d, p := newDrainer(t, &mounttest.UIDs{}, 100*time.Millisecond)
 	m := p.Mount("a", "1", "rclone", nil)
 	(&mounttest.Helper{}).Serve(t, p.Store.Socket(m.Name))
@@ -110,7 +110,7 @@ func TestUnresponsiveHelperDoesNotBlockADrain(t *testing.T) {
 }
 
 // A client without a helper may store its data for as long as its credentials are valid, however long its mount has been draining.
-func TestOrphanedClientsMayUseTheirCredentials(t *testing.T) {
+func TestAwaitExit_OrphanMayUseItsCredentials(t *testing.T) {
 	l := &mounttest.UIDs{Live: map[uint32]bool{parts.UID: true}}
 	d, p := newDrainer(t, l, 0)
 	m := p.Mount("a", "1", "mountpoint-s3", func(m *state.Mount) {
@@ -140,7 +140,8 @@ func TestQueueTexts(t *testing.T) {
 		m := state.Mount{Name: "m", VolumeID: "v", Client: "rclone", Ending: time.Now()}
 		time.Sleep(90 * time.Second)
 		want := "draining: 3 uploads, 1.2 GiB: context deadline exceeded (for 1m30s; volume v, mount m, client rclone); the drain continues, and a retry waits for it"
-		if err := InProgress(m, WithQueue(&client.Queue{Uploads: 3, Bytes: 1288490189}, context.DeadlineExceeded)); err.Error() != want || !fault.Is(err, fault.Busy) {
+		if err := InProgress(m, WithQueue(&client.Queue{Uploads: 3, Bytes: 1288490189}, context.DeadlineExceeded)); err.Error() != want ||
+			!fault.Is(err, fault.Busy) {
 			t.Errorf("%v", err)
 		}
 	})
@@ -151,7 +152,8 @@ func TestTheLastOutputIsPartOfTheError(t *testing.T) {
 	ended := errors.New("ended")
 	for want, tail := range map[string][]string{
 		"ended": {"s3-csi-ready", "15:19:37 NOTICE: Draining: duration=30s files=1"},
-		"ended; last output of the client: ERROR : file: AccessDenied": {"ERROR : other: timeout", "ERROR : file: AccessDenied", "15:19:37 NOTICE: Draining: duration=30s files=1"},
+		"ended; last output of the client: ERROR : file: AccessDenied": {"ERROR : other: timeout", "ERROR : file: AccessDenied",
+			"15:19:37 NOTICE: Draining: duration=30s files=1"},
 	} {
 		if err := withOutput(helper.Status{Tail: tail}, ended); err.Error() != want || !errors.Is(err, ended) {
 			t.Errorf("%q: %v", tail, err)
@@ -188,7 +190,7 @@ func (l *searches) Alive(context.Context, uint32) (bool, error) {
 }
 
 // Searching for processes is expensive on a node with many mounts, so a drain first waits for the helper that it told to exit.
-func TestTheExitOfAHelperIsAwaitedWithoutSearching(t *testing.T) {
+func TestStopHelper_WaitsBeforeItSearches(t *testing.T) {
 	l := &searches{}
 	d, p := newDrainer(t, l, 0)
 	m := p.Mount("a", "1", "rclone", nil)
@@ -234,5 +236,67 @@ func TestUnstoredFiles_FailTheFirstStopOnly(t *testing.T) {
 	}
 	if _, ok, _ := p.Store.Mount(t.Context(), m.Name); ok {
 		t.Error("the mount's record is there")
+	}
+}
+
+// flushed is the error of a flush of a client with this status.
+func flushed(t *testing.T, clientName string, status *helper.Status, change func(*state.Mount)) error {
+	t.Helper()
+	d, p := newDrainer(t, &mounttest.UIDs{}, time.Minute)
+	d.reportBound, d.checkEvery = 100*time.Millisecond, 100*time.Millisecond
+	m := p.Mount("a", "1", clientName, change)
+	if status != nil {
+		status.Protocol, status.Revision = 1, 7
+		(&mounttest.Helper{Status: status}).Serve(t, p.Store.Socket(m.Name))
+	}
+	return d.Flush(t.Context(), m)
+}
+
+func TestFlush_KnowsWhetherEverythingIsStored(t *testing.T) {
+	running := helper.StateRunning
+	for what, tc := range map[string]struct {
+		client string
+		status *helper.Status
+		reason string // "": everything is stored
+	}{
+		"after a flush":      {"rclone", &helper.Status{State: running, Flush: helper.FlushStatus{Asked: 1, Done: 1}}, ""},
+		"unsent files":       {"rclone", &helper.Status{State: running, Flush: helper.FlushStatus{Asked: 1, Done: 1, Unsent: 2}}, "2 changed files"},
+		"no end of a flush":  {"rclone", &helper.Status{State: running, Flush: helper.FlushStatus{Asked: 1}}, "does not report"},
+		"an exited client":   {"rclone", &helper.Status{State: helper.StateExited}, "has exited"},
+		"no helper":          {"rclone", nil, ""},
+		"no pending uploads": {"mountpoint-s3", &helper.Status{State: running, Queue: &client.Queue{}}, ""},
+		"no report":          {"mountpoint-s3", &helper.Status{State: running}, "does not report uploads"},
+		"unstored files":     {"mountpoint-s3", &helper.Status{State: running, Queue: &client.Queue{}, Unstored: &client.Unstored{Files: 1}}, "could not be stored"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			err := flushed(t, tc.client, tc.status, nil)
+			var unknown *NotFlushedError
+			if stored := tc.reason == "" && tc.status != nil; stored != (err == nil) {
+				t.Fatalf("%v", err)
+			}
+			if err != nil && (!errors.As(err, &unknown) || !strings.Contains(unknown.Reason, tc.reason)) {
+				t.Errorf("%v, want %q", err, tc.reason)
+			}
+		})
+	}
+	if err := flushed(t, "mountpoint-s3", nil, func(m *state.Mount) { m.Spec.ReadOnly = true }); err != nil {
+		t.Errorf("a read-only mount: %v", err)
+	}
+}
+
+// Without its record, a mount is stopped by its uid. If its client exited abnormally, its cache is kept.
+func TestStopUnrecorded_KeepsTheCacheOfACrashedClient(t *testing.T) {
+	for how, status := range map[string]*helper.Status{
+		"clean": {Protocol: 1, Revision: 7, State: helper.StateExited}, "crashed": {Protocol: 1, Revision: 7, State: helper.StateExited, ExitCode: 1},
+	} {
+		l := &mounttest.UIDs{}
+		d, p := newDrainer(t, l, 0)
+		m := p.Mount("a", "1", "rclone", nil)
+		(&mounttest.Helper{Status: status}).Serve(t, p.Store.Socket(m.Name))
+		err := d.StopUnrecorded(t.Context(), state.Mount{Name: m.Name, Key: m.Key, UID: m.UID})
+		exists, cerr := p.Store.CacheExists(t.Context(), m.Name)
+		if crashed := how == "crashed"; crashed != fault.Is(err, fault.Precondition) || crashed != exists || cerr != nil {
+			t.Errorf("%s: the cache exists: %t, %v, %v", how, exists, err, cerr)
+		}
 	}
 }

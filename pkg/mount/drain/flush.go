@@ -35,18 +35,18 @@ func notFlushed(format string, args ...any) error {
 // the kernel's last request for a file when it is stored, and report no upload then. A copy of the mount elsewhere may have open files,
 // which only the end of the connection closes.
 func (d *Drainer) Flush(ctx context.Context, m state.Mount) error {
-	cl, err := d.Clients.Of(m.Client)
+	cl, err := d.clients.Of(m.Client)
 	if err != nil {
 		return err
 	}
 	if !m.Spec.ReadOnly && cl.Queue == nil {
 		return notFlushed("client %s does not report its uploads", m.Client)
 	}
-	d.Tracker.Mount(m.Name).Set(m.Client, tracker.Draining)
-	if err := d.Sources.WaitIdle(ctx, m); err != nil {
+	d.tracker.Mount(m.Name).Set(m.Client, tracker.Draining)
+	if err := d.sources.WaitIdle(ctx, m); err != nil {
 		return InProgress(m, d.withUploads(ctx, m, err))
 	}
-	where, err := d.Sources.ShownElsewhere(ctx, m, copiesBound)
+	where, err := d.sources.ShownElsewhere(ctx, m, copiesBound)
 	if err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func (d *Drainer) Flush(ctx context.Context, m state.Mount) error {
 			return s.Queue.Uploads == 0, nil
 		})
 	}
-	asked, err := d.Peer(m.Name).Flush(ctx)
+	asked, err := d.peer(m.Name).Flush(ctx)
 	switch {
 	case fault.Is(err, fault.Unsupported), fault.Is(err, fault.Precondition), errors.Is(err, helper.ErrGone):
 		return notFlushed("%v", err)
@@ -90,16 +90,12 @@ func (d *Drainer) Flush(ctx context.Context, m state.Mount) error {
 
 // awaitReport waits until the status of a mount's helper shows that its client has stored everything.
 func (d *Drainer) awaitReport(ctx context.Context, m state.Mount, stored func(helper.Status) (bool, error)) error {
-	entry := d.Tracker.Mount(m.Name)
+	entry := d.tracker.Mount(m.Name)
 	var last helper.Status
 	empty := time.Now() // since when no upload is pending
 	for {
-		if entry.Drain.RefreshDue(d.refreshEvery) {
-			if err := d.Creds.RefreshDraining(ctx, m); err != nil && ctx.Err() == nil {
-				d.Tracker.LogError(ctx, m.Name+" keys", err, "Cannot refresh credentials of draining client", "mount", m.Name, "volume", m.VolumeID)
-			}
-		}
-		status, err := d.nextReport(ctx, m, last.Revision)
+		d.refreshIfDue(ctx, m)
+		status, err := d.nextStatus(ctx, m, last.Revision, min(d.checkEvery, d.reportBound))
 		switch {
 		case err == nil && status.State != helper.StateRunning:
 			return notFlushed("its client has exited")
@@ -111,10 +107,8 @@ func (d *Drainer) awaitReport(ctx context.Context, m state.Mount, stored func(he
 			}
 		case errors.Is(err, helper.ErrGone):
 			return notFlushed("its helper has exited")
-		case ctx.Err() != nil:
-			return InProgress(m, WithQueue(last.Queue, withOutput(last, context.Cause(ctx))))
-		case !errors.Is(err, errUnchanged):
-			return InProgress(m, WithQueue(last.Queue, withOutput(last, err)))
+		case ctx.Err() != nil, !errors.Is(err, errUnchanged):
+			return waitEnded(ctx, m, last, err)
 		}
 		pending := last.Queue != nil && last.Queue.Uploads > 0
 		if pending {
@@ -123,19 +117,8 @@ func (d *Drainer) awaitReport(ctx context.Context, m state.Mount, stored func(he
 		switch {
 		case time.Since(empty) >= d.reportBound:
 			return notFlushed("its client does not report that it has stored everything")
-		case pending && d.HangTimeout != 0 && !d.makesProgress(m, last):
+		case pending && d.hangAfter != 0 && !d.makesProgress(m, last):
 			return notFlushed("its client makes no progress")
 		}
 	}
-}
-
-// nextReport is nextStatus for at most reportBound.
-func (d *Drainer) nextReport(ctx context.Context, m state.Mount, since uint64) (helper.Status, error) {
-	sctx, cancel := context.WithTimeout(ctx, d.reportBound)
-	defer cancel()
-	status, err := d.nextStatus(sctx, m, since)
-	if err != nil && sctx.Err() != nil && ctx.Err() == nil {
-		err = errUnchanged
-	}
-	return status, err
 }

@@ -71,22 +71,25 @@ func (h *Healer) OutdatedInPods(ctx context.Context, pubs []state.Publication, c
 	return outdated, nil
 }
 
-// HealOnce is Heal if that is needed, or if this process has not healed the mount before: the previous one may have been stopped
-// before it was done.
-func (h *Healer) HealOnce(ctx context.Context, m state.Mount, needed bool) error {
-	if !h.Enabled || !needed && !h.Tracker.Mount(m.Name).NeedsHealing() {
+// HealOnce is Heal if this process has not healed the mount before: the previous one may have been stopped before it was done.
+func (h *Healer) HealOnce(ctx context.Context, m state.Mount) error {
+	if !h.Unhealed(m) {
 		return nil
 	}
+	h.Tracker.Mount(m.Name).MarkHealed()
 	return h.Heal(ctx, m)
 }
 
 // Heal replaces the stale mounts of all publications of a mount with its file system. Stale copies in other mount namespaces are
 // detached, because they keep an aborted connection open. It can be interrupted anywhere and repeated.
 func (h *Healer) Heal(ctx context.Context, m state.Mount) error {
+	if !h.Enabled {
+		return nil
+	}
 	again := true
 	defer func() {
 		if again {
-			h.Tracker.Mount(m.Name).HealAgain() // with the next reconcile pass
+			h.Tracker.Mount(m.Name).MarkUnhealed() // with the next reconcile pass
 		}
 	}()
 	all, err := h.Store.Pubs.All(ctx)

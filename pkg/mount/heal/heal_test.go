@@ -27,11 +27,11 @@ func TestFailedHealIsRepeated(t *testing.T) {
 	p := parts.New(t, mounttest.S3{})
 	h := testHealer(p)
 	m := p.Mount("a", "1", "rclone", nil)
-	p.Tracker.Mount(m.Name).NeedsHealing()
-	if err := h.HealOnce(t.Context(), m, true); err == nil {
+	p.Tracker.Mount(m.Name).MarkHealed()
+	if err := h.Heal(t.Context(), m); err == nil {
 		t.Fatal("healed without a file system")
 	}
-	if err := h.HealOnce(t.Context(), m, false); err == nil {
+	if err := h.HealOnce(t.Context(), m); err == nil {
 		t.Error("it is not repeated")
 	}
 	transient := map[fault.Kind]bool{fault.NotFound: false, fault.Precondition: false, fault.Unsupported: false, fault.Timeout: true, fault.Unknown: true}
@@ -111,11 +111,11 @@ func TestHeal_ReplacesFormerFileSystemsAtTargetsAndSubpaths(t *testing.T) {
 	if !h.Unhealed(m) {
 		t.Error("a new driver takes the mount for healed")
 	}
-	if err := h.HealOnce(t.Context(), m, true); err != nil {
+	if err := h.HealOnce(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
 	shown(m)
-	if err := h.HealOnce(t.Context(), m, false); err != nil || h.Unhealed(m) {
+	if err := h.HealOnce(t.Context(), m); err != nil || h.Unhealed(m) {
 		t.Errorf("healed already: %v", err)
 	}
 	restart()

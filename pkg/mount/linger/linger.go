@@ -27,6 +27,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
@@ -71,48 +73,25 @@ func (b Limits) exceeding(all []tracker.Linger) (end []eviction) {
 	return end
 }
 
-// Client is what a Lingerer asks of a mount's client.
-type Client interface {
-	ProbeStatus(ctx context.Context, m state.Mount) (mount.Health, helper.Status, error)
-	// Outdated reports whether the mount's backend has another configuration than when its client was started.
-	Outdated(m state.Mount) (bool, error)
-}
-
-// Backends are the S3 services of the config file.
-type Backends interface {
-	Backend(name string) (backend.Backend, error)
-}
-
-// Pins are the former file systems of mounts.
-type Pins interface {
-	UnpinAll(ctx context.Context, name string) error
-}
-
-// Options are the parts of a Lingerer.
-type Options struct {
-	Client   Client
-	Drainer  *drain.Drainer
-	Pins     Pins
-	Backends Backends
-	Store    *state.Store
-	Creds    *creds.Provider
-	Tracker  *tracker.Tracker
-	Peer     func(name string) *helper.Peer // the helper of a mount
-	Limits   Limits
+// Lingerer begins, checks and ends the lingering of mounts. The caller of a method that is given a mount holds the lock of the mount's
+// key.
+type Lingerer struct {
+	Runner  *runner.Runner
+	Drainer *drain.Drainer
+	Pins    *pins.Pins
+	Backend func(name string) (backend.Backend, error)
+	Store   *state.Store
+	Creds   *creds.Provider
+	Tracker *tracker.Tracker
+	Peer    func(name string) *helper.Peer // the helper of a mount
+	Limits  Limits
 	// TryLock locks the key of a mount unless another call holds the lock.
 	TryLock func(key string) (unlock func(), ok bool)
 }
 
-// Lingerer begins, checks and ends the lingering of mounts. The caller of a method that is given a mount holds the lock of the mount's
-// key.
-type Lingerer struct{ Options }
-
-// New returns a Lingerer.
-func New(o Options) *Lingerer { return &Lingerer{o} }
-
 // Retire ends the use of a mount without publications: it lingers, or else stops.
 func (l *Lingerer) Retire(ctx context.Context, m state.Mount) error {
-	err := l.linger(ctx, m)
+	err := l.beginLingering(ctx, m)
 	var unable *drain.NotFlushedError
 	if !errors.As(err, &unable) {
 		return err
@@ -128,16 +107,16 @@ var errNoLinger = &drain.NotFlushedError{Reason: "it is not to linger"}
 
 func unable(reason string) error { return &drain.NotFlushedError{Reason: reason} }
 
-// linger lets a mount without publications linger. If the mount has to be stopped instead, the error is a drain.NotFlushedError.
+// beginLingering lets a mount without publications linger. If the mount has to be stopped instead, the error is a drain.NotFlushedError.
 //
 // Its steps: check whether it may; stop its predecessors; check that its client serves and is current; wait until everything is stored;
 // record that it lingers; drop credentials that are not the driver's.
-func (l *Lingerer) linger(ctx context.Context, m state.Mount) error {
+func (l *Lingerer) beginLingering(ctx context.Context, m state.Mount) error {
 	switch {
 	case m.LingerFor == 0:
 		return errNoLinger
 	case m.Lingers(): // a crash may have cut off what follows its record
-		_, err := l.forgetOrEnd(ctx, m)
+		_, err := l.dropCredentialsOrEnd(ctx, m)
 		return err
 	case m.Phase != state.Running || m.Superseded:
 		return errNoLinger
@@ -149,7 +128,7 @@ func (l *Lingerer) linger(ctx context.Context, m state.Mount) error {
 	if err := l.Drainer.StopPredecessors(ctx, m); err != nil {
 		return err
 	}
-	status, revision, err := l.lingerable(ctx, m)
+	status, revision, err := l.checkFit(ctx, m)
 	if err != nil {
 		return err
 	}
@@ -170,52 +149,52 @@ func (l *Lingerer) linger(ctx context.Context, m state.Mount) error {
 		return err
 	}
 	failpoint.Here("linger.recorded")
-	if lingers, err := l.forgetOrEnd(ctx, m); err != nil || !lingers {
+	if lingers, err := l.dropCredentialsOrEnd(ctx, m); err != nil || !lingers {
 		return err
 	}
 	failpoint.Here("linger.forgot")
-	l.track(m, memory)
+	l.trackLinger(m, memory)
 	klog.FromContext(ctx).Info("Mount lingers", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "until", m.Linger.Until, "memory", memory)
 	return nil
 }
 
-// forget drops the credentials of a mount that are not the driver's.
-func (l *Lingerer) forget(ctx context.Context, m state.Mount) error {
+// dropCredentials drops the credentials of a mount that are not the driver's.
+func (l *Lingerer) dropCredentials(ctx context.Context, m state.Mount) error {
 	if m.Spec.Source == credentials.SourceDriver {
 		return nil
 	}
 	return l.Peer(m.Name).Forget(ctx)
 }
 
-// forgetOrEnd is forget for a mount that has just begun to linger. If its helper does not, the mount ends.
-func (l *Lingerer) forgetOrEnd(ctx context.Context, m state.Mount) (lingers bool, err error) {
-	if err := l.forget(ctx, m); err != nil {
+// dropCredentialsOrEnd is forget for a mount that has just begun to linger. If its helper does not, the mount ends.
+func (l *Lingerer) dropCredentialsOrEnd(ctx context.Context, m state.Mount) (lingers bool, err error) {
+	if err := l.dropCredentials(ctx, m); err != nil {
 		klog.FromContext(ctx).Info("Cannot drop credentials of lingering mount", "mount", m.Name, "error", err.Error())
 		return false, l.End(ctx, m, tracker.EndedClient)
 	}
 	return true, nil
 }
 
-// lingerable checks that a mount's client serves with the current configuration and a session that is renewed. It returns the status of
+// checkFit checks that a mount's client serves with the current configuration and a session that is renewed. It returns the status of
 // its helper and the revision of its backend.
-func (l *Lingerer) lingerable(ctx context.Context, m state.Mount) (helper.Status, string, error) {
-	reason, status, err := l.unfit(ctx, m)
+func (l *Lingerer) checkFit(ctx context.Context, m state.Mount) (helper.Status, string, error) {
+	reason, status, err := l.reasonToEnd(ctx, m)
 	if err != nil {
 		return status, "", unable(err.Error())
 	}
 	if reason != "" {
 		return status, "", unable("it would end at once, reason " + reason)
 	}
-	be, err := l.Backends.Backend(m.Spec.Backend)
+	be, err := l.Backend(m.Spec.Backend)
 	if err != nil {
 		return status, "", unable(err.Error())
 	}
 	return status, be.Revision(), nil
 }
 
-// unfit returns why a mount must not linger, "" if it may, and the status of its helper.
-func (l *Lingerer) unfit(ctx context.Context, m state.Mount) (reason string, status helper.Status, err error) {
-	be, err := l.Backends.Backend(m.Spec.Backend)
+// reasonToEnd returns why a mount must not linger, "" if it may, and the status of its helper.
+func (l *Lingerer) reasonToEnd(ctx context.Context, m state.Mount) (reason string, status helper.Status, err error) {
+	be, err := l.Backend(m.Spec.Backend)
 	switch {
 	case fault.Is(err, fault.Precondition):
 		return tracker.EndedBackend, status, nil // it is no longer configured
@@ -224,10 +203,10 @@ func (l *Lingerer) unfit(ctx context.Context, m state.Mount) (reason string, sta
 	case m.Linger != nil && be.Revision() != m.Linger.Backend:
 		return tracker.EndedBackend, status, nil
 	}
-	if old, err := l.Client.Outdated(m); err != nil || old {
+	if old, err := l.Runner.Outdated(m); err != nil || old {
 		return tracker.EndedBackend, status, err
 	}
-	health, status, err := l.Client.ProbeStatus(ctx, m)
+	health, status, err := l.Runner.ProbeStatus(ctx, m)
 	switch {
 	case err != nil:
 		return "", status, err
@@ -251,11 +230,11 @@ func (l *Lingerer) Due(ctx context.Context, m state.Mount) (reason string, err e
 	case l.Limits.Memory == 0:
 		return tracker.EndedMemory, nil
 	}
-	reason, status, err := l.unfit(ctx, m)
+	reason, status, err := l.reasonToEnd(ctx, m)
 	if err != nil || reason != "" {
 		return reason, err
 	}
-	if err := l.forget(ctx, m); err != nil {
+	if err := l.dropCredentials(ctx, m); err != nil {
 		return "", err
 	}
 	if err := l.Creds.Refresh(ctx, m, &status); err != nil {
@@ -264,7 +243,7 @@ func (l *Lingerer) Due(ctx context.Context, m state.Mount) (reason string, err e
 		}
 		return "", err
 	}
-	l.track(m, memoryOf(m, status))
+	l.trackLinger(m, memoryOf(m, status))
 	for _, e := range l.Limits.exceeding(l.Tracker.Lingering()) {
 		if e.name == m.Name {
 			return e.reason, nil
@@ -283,8 +262,8 @@ func (l *Lingerer) Reconcile(ctx context.Context, m state.Mount) error {
 	return l.End(ctx, m, reason)
 }
 
-// track notes that a mount lingers.
-func (l *Lingerer) track(m state.Mount, memory uint64) {
+// trackLinger notes that a mount lingers.
+func (l *Lingerer) trackLinger(m state.Mount, memory uint64) {
 	l.Tracker.Mount(m.Name).Linger(m.Client, tracker.Linger{Name: m.Name, Since: m.Linger.Since, Until: m.Linger.Until, Memory: memory})
 }
 
@@ -302,14 +281,14 @@ func memoryOf(m state.Mount, status helper.Status) (bytes uint64) {
 func (l *Lingerer) End(ctx context.Context, m state.Mount, reason string) error {
 	klog.FromContext(ctx).Info("Lingering mount ends", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "reason", reason,
 		"lingered", time.Since(m.Linger.Since).Round(time.Second))
-	l.Tracker.CountLingerEnd(m.Client, reason)
+	l.Tracker.Metrics.LingerEnds.WithLabelValues(m.Client, reason).Inc()
 	failpoint.Here("linger.ending")
 	return l.Drainer.StopWithPredecessors(ctx, m)
 }
 
 // Join prepares a lingering mount for a publication, with that one's credentials. joined is false if the mount had to end.
 func (l *Lingerer) Join(ctx context.Context, m *state.Mount, w want.Mount) (joined bool, err error) {
-	reason, _, err := l.unfit(ctx, *m)
+	reason, _, err := l.reasonToEnd(ctx, *m)
 	if err != nil {
 		return false, err
 	}
@@ -333,8 +312,9 @@ func (l *Lingerer) Join(ctx context.Context, m *state.Mount, w want.Mount) (join
 	}
 	failpoint.Here("linger.joined")
 	l.Tracker.Mount(m.Name).Set(m.Client, tracker.Healthy)
-	l.Tracker.CountLingerHit(m.Client)
-	klog.FromContext(ctx).Info("Lingering mount is used again", "mount", m.Name, "volume", w.Publication.VolumeID, "client", m.Client, "lingered", lingered.Round(time.Millisecond))
+	l.Tracker.Metrics.LingerHits.WithLabelValues(m.Client).Inc()
+	klog.FromContext(ctx).Info("Lingering mount is used again", "mount", m.Name, "volume", w.Publication.VolumeID, "client", m.Client,
+		"lingered", lingered.Round(time.Millisecond))
 	return true, nil
 }
 
@@ -345,7 +325,7 @@ func (l *Lingerer) renewJoined(ctx context.Context, m state.Mount, grant *creds.
 		if err := grant.Fit(ctx, m.Client); err != nil {
 			return err
 		}
-		be, err := l.Backends.Backend(m.Spec.Backend)
+		be, err := l.Backend(m.Spec.Backend)
 		if err != nil {
 			return err
 		}

@@ -46,10 +46,10 @@ func TestWhichLingeringMountsExceedTheLimits(t *testing.T) {
 func newLingerer(t *testing.T, change func(*state.Mount)) (*Lingerer, *parts.Parts, state.Mount, *mounttest.Helper) {
 	t.Helper()
 	r, p := runnertest.New(t, &mounttest.UIDs{}, mounttest.S3{}, 0)
-	l := New(Options{
-		Client: r, Drainer: drain.New(r, 0), Pins: p.Pins, Backends: p.Backends, Store: p.Store, Creds: p.Creds, Tracker: p.Tracker, Peer: p.Peer,
+	l := &Lingerer{
+		Runner: r, Drainer: drain.New(r, 0), Pins: p.Pins, Backend: p.Backends.Backend, Store: p.Store, Creds: p.Creds, Tracker: p.Tracker, Peer: p.Peer,
 		Limits: Limits{Mounts: 2, Memory: 1 << 30}, TryLock: new(namedlock.Locks).TryLock,
-	})
+	}
 	m := p.Mount("a", "1", "mountpoint-s3", func(m *state.Mount) {
 		m.Spec.ReadOnly, m.LingerFor = true, time.Hour
 		if change != nil {
@@ -99,7 +99,7 @@ func TestWhichMountsLinger(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			l, p, m, h := newLingerer(t, tc.change)
 			l.Limits = tc.limits
-			err := l.linger(t.Context(), m)
+			err := l.beginLingering(t.Context(), m)
 			now := p.Record(m.Name)
 			if now.Lingers() != tc.want || (err == nil) != tc.want {
 				t.Fatalf("lingers: %t, %v", now.Lingers(), err)

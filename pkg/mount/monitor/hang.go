@@ -24,6 +24,7 @@ const (
 	maxProbeEvery    = 15 * time.Second
 	// killBound bounds the abort of a connection and the kill of its client.
 	killBound = 20 * time.Second
+	answered  = true // the result of a probe
 )
 
 // ProbeEvery is the time between two probes of a client, for a hang timeout.
@@ -77,12 +78,12 @@ func (m *Monitor) probeAll(ctx context.Context, wg *sync.WaitGroup) {
 	for name, mnt := range probed {
 		entry := m.Tracker.Mount(name)
 		if err == nil && waiting[mnt.Minor] == 0 { // or its connection has ended
-			entry.EndProbe(true)
+			entry.EndProbe(answered)
 			continue
 		}
 		wg.Go(func() {
 			if silent := entry.EndProbe(m.answers(ctx, mnt)); silent >= m.HangTimeout && ctx.Err() == nil {
-				m.abort(ctx, name, mnt)
+				m.abortConnection(ctx, name, mnt)
 			}
 		})
 	}
@@ -97,9 +98,9 @@ func (m *Monitor) answers(ctx context.Context, mnt host.Mount) bool {
 	return err == nil || errors.As(err, &errno)
 }
 
-// abort aborts the connection of an unresponsive client, so that every process that waits for it gets an error, and kills the client.
+// abortConnection aborts the connection of an unresponsive client, so that every process that waits for it gets an error, and kills the client.
 // It is restarted like one that exited.
-func (m *Monitor) abort(ctx context.Context, name string, mnt host.Mount) {
+func (m *Monitor) abortConnection(ctx context.Context, name string, mnt host.Mount) {
 	ctx, cancel := context.WithTimeout(ctx, killBound)
 	defer cancel()
 	rec, err := m.Store.MountOrRemains(ctx, name)
@@ -111,7 +112,7 @@ func (m *Monitor) abort(ctx context.Context, name string, mnt host.Mount) {
 		return // its client waits for its session, and its publication bounds that
 	}
 	failpoint.Here("hang.found")
-	release, ok := m.hold(ctx, mnt)
+	release, ok := m.holdMount(ctx, mnt)
 	if !ok {
 		return
 	}
@@ -126,14 +127,15 @@ func (m *Monitor) abort(ctx context.Context, name string, mnt host.Mount) {
 		return
 	}
 	failpoint.Here("hang.aborted")
-	if err := m.Killer.KillUnresponsive(ctx, rec, "it does not answer"); err != nil {
+	if err := m.KillUnresponsive(ctx, rec, "it does not answer"); err != nil {
 		m.Tracker.LogError(ctx, name, err, "Cannot kill unresponsive client", "mount", name, "volume", rec.VolumeID)
 	}
 }
 
-// hold keeps a mount in existence until release. Otherwise its device number could be reused, and another connection would be aborted.
-func (m *Monitor) hold(ctx context.Context, mnt host.Mount) (release func(), ok bool) {
-	dir, err := host.Call(ctx, m.Namespace, "opening "+mnt.Mountpoint, func(f *os.File) { f.Close() }, func() (*os.File, error) { return host.OpenDir(mnt.Mountpoint) })
+// holdMount keeps a mount in existence until release. Otherwise its device number could be reused, and another connection would be aborted.
+func (m *Monitor) holdMount(ctx context.Context, mnt host.Mount) (release func(), ok bool) {
+	dir, err := host.Call(ctx, m.Namespace, "opening "+mnt.Mountpoint, func(f *os.File) { f.Close() },
+		func() (*os.File, error) { return host.OpenDir(mnt.Mountpoint) })
 	if err != nil {
 		return nil, false
 	}

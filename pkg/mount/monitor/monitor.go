@@ -36,14 +36,8 @@ type Mounts interface {
 	BeginPass(ctx context.Context) (tryReconcile func(ctx context.Context, key string, names []string, failed func(name string, err error)), err error)
 }
 
-// Killer kills clients and helpers. Package runner implements it.
-type Killer interface {
-	KillUnresponsive(ctx context.Context, m state.Mount, why string) error
-	KillOrphans(ctx context.Context) error
-}
-
-// Options are the parts and settings of a Monitor.
-type Options struct {
+// Monitor triggers the reconciliation of mounts.
+type Monitor struct {
 	Namespace *host.Namespace
 	Fusectl   *host.Fusectl
 	Store     *state.Store
@@ -52,8 +46,9 @@ type Options struct {
 	Clients   client.Registry
 	Peer      func(name string) *helper.Peer
 	Mounts    Mounts
-	Killer    Killer
-	Watchers  *Watchers
+	// KillUnresponsive kills a client, and KillOrphans helpers that belong to no mount.
+	KillUnresponsive func(ctx context.Context, m state.Mount, why string) error
+	KillOrphans      func(ctx context.Context) error
 	// Changed returns a channel that is closed when the configuration of a backend changes.
 	Changed func() <-chan struct{}
 	// StaleAge is the age from which a publication without a target is removed.
@@ -62,23 +57,22 @@ type Options struct {
 	HangTimeout time.Duration
 	// CleanPrograms removes installed programs that no process runs, except those in the directories used; nil: there are none.
 	CleanPrograms func(ctx context.Context, used []string) error
-}
 
-// Monitor triggers the reconciliation of mounts.
-type Monitor struct {
-	Options
-	bound time.Duration // of the reconciliation of all mounts in one pass
-}
+	bound time.Duration // of the reconciliation of all mounts in one pass; 0: reconcileBound
 
-// New returns a monitor that does nothing before Run.
-func New(o Options) *Monitor { return &Monitor{o, reconcileBound} }
+	mu        sync.Mutex
+	follow    func(name string) // watches a helper; nil: the monitor does not run
+	followed  map[string]bool   // the mounts whose helpers are watched
+	followers sync.WaitGroup
+}
 
 // Run reconciles all mounts at once and then each minute, and a single mount as soon as its client exits, until ctx ends. It never
 // unmounts anything because it ends.
 func (m *Monitor) Run(ctx context.Context) {
 	m.reportOrphanedCaches(ctx)
-	m.Watchers.start(func(name string) { m.watch(ctx, name) })
-	defer m.Watchers.stop()
+	m.setFollow(func(name string) { m.watch(ctx, name) })
+	defer m.followers.Wait()
+	defer m.setFollow(nil)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { m.watchHangs(ctx) })
@@ -115,7 +109,7 @@ func Restore(ctx context.Context, store *state.Store, clients client.Registry) e
 // reconcile is one reconcile pass over all mounts, followed by garbage collection.
 func (m *Monitor) reconcile(ctx context.Context) error {
 	began := time.Now()
-	defer func() { m.Tracker.CountReconcile(time.Since(began)) }()
+	defer func() { m.Tracker.Metrics.Reconcile.Observe(time.Since(began).Seconds()) }()
 	names, err := m.list(ctx)
 	if err != nil {
 		return err
@@ -129,9 +123,9 @@ func (m *Monitor) reconcile(ctx context.Context) error {
 // reconcileAll reconciles the mounts of these names.
 func (m *Monitor) reconcileAll(ctx context.Context, names []string) error {
 	for _, name := range names {
-		m.Watchers.Follow(name)
+		m.Follow(name)
 	}
-	rctx, cancel := context.WithTimeout(ctx, m.bound)
+	rctx, cancel := context.WithTimeout(ctx, cmp.Or(m.bound, reconcileBound))
 	defer cancel()
 	tryReconcile, err := m.Mounts.BeginPass(rctx)
 	if err != nil {
@@ -180,7 +174,7 @@ func byKey(names []string) map[string][]string {
 // older versions.
 func (m *Monitor) collectGarbage(ctx context.Context) error {
 	return errors.Join(
-		m.Killer.KillOrphans(ctx),
+		m.KillOrphans(ctx),
 		m.Store.Pubs.RemoveStale(ctx, m.StaleAge),
 		m.Store.RemoveOrphans(ctx),
 		m.Pins.Clear(ctx, func(ctx context.Context, name string) bool { return !m.Store.Exists(ctx, name) }),
@@ -217,47 +211,80 @@ func (m *Monitor) reportOrphanedCaches(ctx context.Context) {
 	}
 }
 
+const (
+	lingerCheck = time.Second     // between two looks for lingering mounts whose time is over
+	lingerRetry = 5 * time.Second // until one that did not end is reconciled again
+)
+
+// watchLingers reconciles each lingering mount when its time is over, until ctx ends.
+func (m *Monitor) watchLingers(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	var ending sync.Map // names
+	ticker := time.NewTicker(lingerCheck)
+	defer ticker.Stop()
+	for {
+		for _, l := range m.Tracker.Lingering() {
+			if time.Now().Before(l.Until) {
+				continue
+			}
+			if _, ends := ending.LoadOrStore(l.Name, struct{}{}); !ends {
+				wg.Go(func() {
+					defer ending.Delete(l.Name)
+					m.endLinger(ctx, l.Name)
+				})
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// endLinger reconciles a mount whose time to linger is over. If the mount does not end, it returns when the next attempt is due.
+func (m *Monitor) endLinger(ctx context.Context, name string) {
+	_, gone, err := m.Mounts.Reconcile(ctx, name)
+	if gone || ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		m.Tracker.LogError(ctx, name, err, "Cannot end lingering mount", "mount", name, "retryIn", lingerRetry)
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(lingerRetry):
+	}
+}
+
 // helperGoneRetry is the time between two reconciliations of a mount whose helper has exited: nothing else reports its client's exit.
 const helperGoneRetry = 3 * time.Second
 
-// Watchers watch the helpers of mounts, one goroutine for each mount, while the monitor runs.
-type Watchers struct {
-	mu    sync.Mutex
-	names map[string]bool
-	watch func(name string) // nil: the monitor does not run
-	wg    sync.WaitGroup
-}
-
-// NewWatchers returns watchers that watch nothing.
-func NewWatchers() *Watchers { return &Watchers{names: map[string]bool{}} }
-
-// Follow starts to watch a mount, if it is not watched.
-func (w *Watchers) Follow(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.watch == nil || w.names[name] {
+// Follow starts to watch the helper of a mount, if it is not watched and the monitor runs.
+func (m *Monitor) Follow(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.follow == nil || m.followed[name] {
 		return
 	}
-	w.names[name] = true
-	watch := w.watch
-	w.wg.Go(func() {
-		watch(name)
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		delete(w.names, name)
+	if m.followed == nil {
+		m.followed = map[string]bool{}
+	}
+	m.followed[name] = true
+	follow := m.follow
+	m.followers.Go(func() {
+		follow(name)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.followed, name)
 	})
 }
 
-func (w *Watchers) start(watch func(name string)) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.watch = watch
-}
-
-// stop keeps new watches from beginning and waits for the others.
-func (w *Watchers) stop() {
-	w.start(nil)
-	w.wg.Wait()
+func (m *Monitor) setFollow(follow func(name string)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.follow = follow
 }
 
 // watch reconciles a mount as soon as its client or its helper exits. It returns when ctx ends or the mount is gone.
@@ -289,16 +316,22 @@ func (m *Monitor) watch(ctx context.Context, name string) {
 			again, withoutHelper = reconcileEvery, helperGoneRetry
 		}
 		since = 0
-		m.rest(ctx, peer, status.Revision, again, withoutHelper)
+		rest(ctx, peer, pause{status.Revision, again, withoutHelper})
 	}
 }
 
-// rest waits for d, or until the helper's status changes. Without a helper it waits no longer than withoutHelper.
-func (m *Monitor) rest(ctx context.Context, peer *helper.Peer, since uint64, d, withoutHelper time.Duration) {
-	ctx, cancel := context.WithTimeout(ctx, d)
+// pause is how long to wait for a change of a helper's status, and with no helper.
+type pause struct {
+	since                     uint64
+	withHelper, withoutHelper time.Duration
+}
+
+// rest waits until a helper's status changes, or the pause is over.
+func rest(ctx context.Context, peer *helper.Peer, p pause) {
+	ctx, cancel := context.WithTimeout(ctx, p.withHelper)
 	defer cancel()
 	for began := time.Now(); ctx.Err() == nil; {
-		if _, err := peer.WaitStatus(ctx, since); err == nil || errors.Is(err, helper.ErrGone) && time.Since(began) >= withoutHelper {
+		if _, err := peer.WaitStatus(ctx, p.since); err == nil || errors.Is(err, helper.ErrGone) && time.Since(began) >= p.withoutHelper {
 			return
 		}
 		select { // another helper may be started
@@ -340,8 +373,10 @@ func (m *Monitor) observe(ctx context.Context, name string, status helper.Status
 	case problem == "":
 		log.Info("Session renewed after failures", "expires", creds.Time(session.Expires))
 	case session.Over:
-		log.Error(session.Fault(), "Session expired", "expired", creds.Time(session.Expires), "failingSince", creds.Time(session.FailedSince), "remedy", creds.Remedy(mnt))
+		log.Error(session.Fault(), "Session expired", "expired", creds.Time(session.Expires), "failingSince", creds.Time(session.FailedSince), "remedy",
+			creds.Remedy(mnt))
 	default:
-		log.Error(session.Fault(), "Session renewal failed", "expires", creds.Time(session.Expires), "failingSince", creds.Time(session.FailedSince), "remedy", creds.Remedy(mnt))
+		log.Error(session.Fault(), "Session renewal failed", "expires", creds.Time(session.Expires), "failingSince", creds.Time(session.FailedSince), "remedy",
+			creds.Remedy(mnt))
 	}
 }

@@ -47,42 +47,31 @@ func (f *fakeMounts) tryReconcile(ctx context.Context, key string, names []strin
 	f.reconciled = append(f.reconciled, names...)
 }
 
-// fakeKiller counts kills of orphans.
-type fakeKiller struct{ orphans int }
-
-func (*fakeKiller) KillUnresponsive(context.Context, state.Mount, string) error { return nil }
-
-func (f *fakeKiller) KillOrphans(context.Context) error {
-	f.orphans++
-	return nil
-}
-
 // A mount that never finishes to drain delays neither the others, whose credentials would expire, nor the garbage collection.
-func TestDrainingMountDelaysNothing(t *testing.T) {
+func TestReconcile_DrainingMountDelaysNothing(t *testing.T) {
 	p := parts.New(t, mounttest.S3{})
-	mounts, killer := &fakeMounts{blocked: parts.Key("a")}, &fakeKiller{}
-	m := New(Options{
-		Namespace: p.Namespace, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker, Clients: p.Clients, Peer: p.Peer, Mounts: mounts, Killer: killer,
-		Watchers: NewWatchers(), StaleAge: time.Hour,
-	})
-	m.bound = 100 * time.Millisecond
+	mounts, orphans := &fakeMounts{blocked: parts.Key("a")}, 0
+	m := &Monitor{
+		Namespace: p.Namespace, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker, Clients: p.Clients, Peer: p.Peer, Mounts: mounts,
+		KillOrphans: func(context.Context) error { orphans++; return nil }, StaleAge: time.Hour, bound: 100 * time.Millisecond,
+	}
 	p.Mount("a", "1", "rclone", nil)
 	other := p.Mount("b", "2", "rclone", nil)
 	if err := m.reconcile(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if !reflect.DeepEqual(mounts.reconciled, []string{other.Name}) || killer.orphans != 1 {
-		t.Errorf("reconciled: %v; orphans killed %d times", mounts.reconciled, killer.orphans)
+	if !reflect.DeepEqual(mounts.reconciled, []string{other.Name}) || orphans != 1 {
+		t.Errorf("reconciled: %v; orphans killed %d times", mounts.reconciled, orphans)
 	}
 }
 
 // A lingering mount is reconciled when its time is over, also if it began to linger after others, and not before.
 func TestLingeringMountsAreReconciledInTime(t *testing.T) {
 	track, ended := tracker.New(nil), make(chan string, 3)
-	m := New(Options{Tracker: track, Mounts: &fakeMounts{end: func(name string) {
+	m := &Monitor{Tracker: track, Mounts: &fakeMounts{end: func(name string) {
 		track.Forget(name)
 		ended <- name
-	}}})
+	}}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { m.watchLingers(ctx) })
@@ -111,7 +100,7 @@ func TestLingeringMountsAreReconciledInTime(t *testing.T) {
 
 // Publications are removed only if their target and their mount are gone. The target is not opened: an unresponsive client would block
 // one call after the other.
-func TestStalePublicationsAreRemoved(t *testing.T) {
+func TestRemoveStale_NeedsNoTargetAndNoMount(t *testing.T) {
 	p := parts.New(t, mounttest.S3{})
 	m := p.Mount("a", "1", "mountpoint-s3", nil)
 	shown := t.TempDir()

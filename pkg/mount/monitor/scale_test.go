@@ -28,13 +28,13 @@ func newNode(t *testing.T, mounts, replaced int) node {
 	t.Helper()
 	r, p := runnertest.New(t, &mounttest.UIDs{}, mounttest.S3{}, 0)
 	s := supervisor.New(supervisor.Options{
-		Options: r.Options, Runner: r, Drainer: drain.New(r, 0), Healer: &heal.Healer{Enabled: true, Namespace: p.Namespace, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker}, Pins: p.Pins,
+		Runner: r, Drainer: drain.New(r, 0), Healer: &heal.Healer{Enabled: true, Namespace: p.Namespace, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker}, Pins: p.Pins,
 	})
-	n := node{Parts: p, Monitor: monitor.New(monitor.Options{
-		Namespace: p.Namespace, Fusectl: p.Fusectl, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker, Clients: p.Clients, Peer: p.Peer, Mounts: s, Killer: r,
-		Watchers: monitor.NewWatchers(), StaleAge: time.Hour, HangTimeout: time.Minute,
-		CleanPrograms: func(context.Context, []string) error { return nil },
-	})}
+	n := node{Parts: p, Monitor: &monitor.Monitor{
+		Namespace: p.Namespace, Fusectl: p.Fusectl, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker, Clients: p.Clients, Peer: p.Peer, Mounts: s,
+		KillUnresponsive: r.KillUnresponsive, KillOrphans: r.UIDs.KillOrphans, StaleAge: time.Hour,
+		HangTimeout: time.Minute, CleanPrograms: func(context.Context, []string) error { return nil },
+	}}
 	for i := range mounts {
 		m := p.Mount(string(rune('a'+i)), "2", "mountpoint-s3", func(m *state.Mount) {
 			if i < replaced {
@@ -52,9 +52,9 @@ func newNode(t *testing.T, mounts, replaced int) node {
 
 // reads returns how often do reads the mount table, and how many records.
 func (n node) reads(do func()) (tables, records int) {
-	tables, records = n.Namespace.Reads(), n.Store.Reads()
+	tables, records = n.Parts.Namespace.Reads(), n.Parts.Store.Reads()
 	do()
-	return n.Namespace.Reads() - tables, n.Store.Reads() - records
+	return n.Parts.Namespace.Reads() - tables, n.Parts.Store.Reads() - records
 }
 
 // A pass over mounts that are in order reads the mount table a fixed number of times, and the records of each mount and publication
@@ -95,7 +95,8 @@ func TestPassReadsGrowLinearly(t *testing.T) {
 	} {
 		small, large := costs[few][what], costs[many][what]
 		if small.tables != large.tables || large.tables > limit.tables {
-			t.Errorf("%s: the mount table is read %d times for %d mounts and %d times for %d, want at most %d", what, small.tables, few, large.tables, many, limit.tables)
+			t.Errorf("%s: the mount table is read %d times for %d mounts and %d times for %d, want at most %d", what, small.tables, few, large.tables, many,
+				limit.tables)
 		}
 		if large.records > limit.recordsEach*many {
 			t.Errorf("%s: %d records are read for %d mounts, want at most %d each", what, large.records, many, limit.recordsEach)

@@ -36,12 +36,8 @@ import (
 type Error struct{ First state.Mount }
 
 func (e *Error) Error() string {
-	return fmt.Sprintf("mount %s of volume %s overlaps in bucket %s and may still upload files below %q", e.First.Name, e.First.VolumeID, e.First.Spec.Bucket, e.First.Spec.Prefix)
-}
-
-// Backends are the S3 services of the config file.
-type Backends interface {
-	Backend(name string) (backend.Backend, error)
+	return fmt.Sprintf("mount %s of volume %s overlaps in bucket %s and may still upload files below %q",
+		e.First.Name, e.First.VolumeID, e.First.Spec.Bucket, e.First.Spec.Prefix)
 }
 
 // Order determines which mounts must drain, or end, before a new one starts.
@@ -49,7 +45,7 @@ type Order struct {
 	Store     *state.Store
 	Namespace *host.Namespace
 	Pins      *pins.Pins
-	Backends  Backends
+	Backend   func(name string) (backend.Backend, error)
 }
 
 // Check returns nil if a mount of the spec can start, because no mount that overlaps with it drains, or an *Error.
@@ -166,11 +162,11 @@ func (o Order) sameService(a, b string) bool {
 	if a == b {
 		return true
 	}
-	one, err := o.Backends.Backend(a)
+	one, err := o.Backend(a)
 	if err != nil {
 		return true
 	}
-	other, err := o.Backends.Backend(b)
+	other, err := o.Backend(b)
 	return err != nil || serviceAt(one.Endpoint) == serviceAt(other.Endpoint)
 }
 

@@ -21,7 +21,7 @@ import (
 func newOrder(t *testing.T) (Order, *parts.Parts) {
 	t.Helper()
 	p := parts.New(t, mounttest.S3{})
-	return Order{Store: p.Store, Namespace: p.Namespace, Pins: p.Pins, Backends: p.Backends}, p
+	return Order{Store: p.Store, Namespace: p.Namespace, Pins: p.Pins, Backend: p.Backends.Backend}, p
 }
 
 // endpoints are backends with these endpoints, by name.
@@ -39,11 +39,11 @@ func (e endpoints) Backend(name string) (backend.Backend, error) {
 }
 
 func TestOverlap(t *testing.T) {
-	order := Order{Backends: endpoints{byName: map[string]string{
+	order := Order{Backend: endpoints{byName: map[string]string{
 		"default": "", "aws": "https://s3.eu-west-1.amazonaws.com", "china": "https://s3.cn-north-1.amazonaws.com.cn", "minio": "http://minio.example:9000",
 		"alias": "http://MinIO.example:9000/", "other port": "http://minio.example:9001", "tls": "https://store.example", "tls too": "https://store.example:443",
 		"not aws": "https://notamazonaws.com",
-	}}}
+	}}.Backend}
 	for _, tc := range []struct {
 		a, b string // backend bucket prefix
 		want bool

@@ -17,49 +17,57 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// commands makes the command lines of clients and the units of their helpers.
-type commands struct{ *Options }
+// service is what a client's command line depends on, besides its mount.
+type service struct {
+	client  client.Client
+	backend backend.Backend
+	bucket  backend.BucketInfo
+}
 
-// set sets a mount's command line and the settings that it depends on.
-func (c *commands) set(ctx context.Context, m *state.Mount, cl client.Client, be backend.Backend, digest string, bucket backend.BucketInfo) (err error) {
-	if m.Command, err = c.command(ctx, *m, cl, be, bucket); err != nil {
+// setCommand sets a mount's command line and the settings that it depends on.
+func (r *Runner) setCommand(ctx context.Context, m *state.Mount, to service) error {
+	digest, err := to.backend.MountDigest()
+	if err != nil {
 		return err
 	}
-	m.Backend, m.Region, m.Owner = digest, bucket.Region, bucket.Owner
+	if m.Command, err = r.command(ctx, *m, to); err != nil {
+		return err
+	}
+	m.Backend, m.Region, m.Owner = digest, to.bucket.Region, to.bucket.Owner
 	return nil
 }
 
 // command returns a client's command line for a bucket.
-func (c *commands) command(ctx context.Context, m state.Mount, cl client.Client, be backend.Backend, bucket backend.BucketInfo) (client.Command, error) {
+func (r *Runner) command(ctx context.Context, m state.Mount, to service) (client.Command, error) {
 	options, err := m.Spec.ParseOptions()
 	if err != nil {
 		return client.Command{}, err
 	}
-	in := c.invocation(m, cl, be, bucket, be.ClientOptions(options))
-	if in.Endpoint, err = be.ClientEndpoint(ctx, bucket.Region); err != nil {
+	in := r.invocation(m, to, to.backend.ClientOptions(options))
+	if in.Endpoint, err = to.backend.ClientEndpoint(ctx, to.bucket.Region); err != nil {
 		return client.Command{}, err
 	}
-	if in.Binary, err = c.Programs.Path(ctx, cl); err != nil {
+	if in.Binary, err = r.Programs.Path(ctx, to.client); err != nil {
 		return client.Command{}, err
 	}
-	return cl.Command(in), nil
+	return to.client.Command(in), nil
 }
 
 // invocation returns the input of a client's command line: the spec, with defaults for unset fields.
-func (c *commands) invocation(m state.Mount, cl client.Client, be backend.Backend, bucket backend.BucketInfo, options []volume.Option) client.Invocation {
-	spec := m.Spec
+func (r *Runner) invocation(m state.Mount, to service, options []volume.Option) client.Invocation {
+	spec, be, bucket := m.Spec, to.backend, to.bucket
 	in := client.Invocation{
 		Bucket: spec.Bucket, Prefix: spec.Prefix, Region: bucket.Region,
 		Proxy: be.ProxyFor(be.Endpoint), PathStyle: be.PathStyle, ReadOnly: spec.ReadOnly, Options: options,
-		ExpectedBucketOwner: bucket.Owner, UserAgent: "s3-csi-driver/" + c.Version,
+		ExpectedBucketOwner: bucket.Owner, UserAgent: "s3-csi-driver/" + r.Version,
 		UID: m.UID, GID: m.UID, DirMode: 0o777, FileMode: 0o666,
-		StateDir: c.Store.HelperDir(m.Name), CacheDir: c.Store.CacheDir(m.Name),
-		MemoryLimit: c.limits(spec, cl, options).MemoryMax, Cache: spec.Cache, CacheSize: spec.CacheSize,
+		StateDir: r.Store.HelperDir(m.Name), CacheDir: r.Store.CacheDir(m.Name),
+		MemoryLimit: r.limits(spec, to.client, options).MemoryMax, Cache: spec.Cache, CacheSize: spec.CacheSize,
 		Consistency:       spec.Consistency,
 		ConditionalWrites: !be.SingleController,
 	}
 	if be.CAFile != "" {
-		in.CAFile = c.Store.CAFile(m.Name)
+		in.CAFile = r.Store.CAFile(m.Name)
 	}
 	if spec.MountGroup != nil {
 		in.GID, in.DirMode, in.FileMode = *spec.MountGroup, 0o770, 0o660
@@ -72,15 +80,15 @@ func (c *commands) invocation(m state.Mount, cl client.Client, be backend.Backen
 	return in
 }
 
-// update makes the client's command line again if the recorded one is outdated: the backend's configuration has changed, or
+// updateCommand makes the client's command line again if the recorded one is outdated: the backend's configuration has changed, or
 // the program was removed. The grant's credentials are proven with the new configuration first.
-func (c *commands) update(ctx context.Context, m *state.Mount, be backend.Backend, grant *creds.Grant) error {
+func (r *Runner) updateCommand(ctx context.Context, m *state.Mount, be backend.Backend, grant *creds.Grant) error {
 	digest, err := be.MountDigest()
 	if err != nil {
 		return err
 	}
 	argv := m.Command.Argv
-	removed, err := host.Call(ctx, c.Namespace, "looking for the client program of "+m.Name, nil, func() (bool, error) {
+	removed, err := host.Call(ctx, r.Namespace, "looking for the client program of "+m.Name, nil, func() (bool, error) {
 		if len(argv) == 0 {
 			return true, nil
 		}
@@ -93,26 +101,27 @@ func (c *commands) update(ctx context.Context, m *state.Mount, be backend.Backen
 	if digest == m.Backend && !removed {
 		return nil
 	}
-	cl, err := c.Clients.Of(m.Client)
+	cl, err := r.Clients.Of(m.Client)
 	if err != nil {
 		return err
 	}
 	bucket := backend.BucketInfo{Name: m.Spec.Bucket, Region: m.Region, Owner: m.Owner}
 	if !grant.IsEmpty() {
-		if err := c.Creds.Prove(ctx, grant, be, m.Spec); err != nil {
+		if err := r.Creds.Prove(ctx, grant, be, m.Spec); err != nil {
 			return err
 		}
 		bucket = grant.Bucket()
 	}
-	if err := c.writeCA(ctx, m.Name, be); err != nil {
+	if err := r.writeCA(ctx, m.Name, be); err != nil {
 		return err
 	}
-	return c.set(ctx, m, cl, be, digest, bucket)
+	return r.setCommand(ctx, m, service{cl, be, bucket})
 }
 
-// unit returns the unit of a mount's helper, without its socket.
-func (c *commands) unit(m state.Mount, be backend.Backend) (launcher.Unit, error) {
-	cl, err := c.Clients.Of(m.Client)
+// prepareUnit returns the unit of a mount's helper, without its socket, and writes the certificates of the backend where the client can
+// read them.
+func (r *Runner) prepareUnit(ctx context.Context, m state.Mount, be backend.Backend) (launcher.Unit, error) {
+	cl, err := r.Clients.Of(m.Client)
 	if err != nil {
 		return launcher.Unit{}, err
 	}
@@ -122,13 +131,12 @@ func (c *commands) unit(m state.Mount, be backend.Backend) (launcher.Unit, error
 	}
 	return launcher.Unit{
 		Name: m.Unit(), Description: fmt.Sprintf("S3 volume %s (%s), mount %s", m.VolumeID, m.Client, m.Name),
-		UID: m.UID, GID: m.UID, StateDir: c.Store.HelperDir(m.Name), CacheDir: c.Store.CacheDir(m.Name),
-		Callers: cl.CallerPIDs, Needs: be.Addresses(m.Spec.Source), Limits: c.limits(m.Spec, cl, options),
-	}, nil
+		UID: m.UID, GID: m.UID, StateDir: r.Store.HelperDir(m.Name), CacheDir: r.Store.CacheDir(m.Name),
+		Callers: cl.CallerPIDs, Needs: be.Addresses(m.Spec.Source), Limits: r.limits(m.Spec, cl, options),
+	}, r.writeCA(ctx, m.Name, be)
 }
 
-// writeCA writes the certificates of the backend where the client can read them.
-func (c *commands) writeCA(ctx context.Context, name string, be backend.Backend) error {
+func (r *Runner) writeCA(ctx context.Context, name string, be backend.Backend) error {
 	if be.CAFile == "" {
 		return nil
 	}
@@ -136,25 +144,25 @@ func (c *commands) writeCA(ctx context.Context, name string, be backend.Backend)
 	if err != nil {
 		return err
 	}
-	return c.Store.WriteCA(ctx, name, ca)
+	return r.Store.WriteCA(ctx, name, ca)
 }
 
 // limits returns the limits of a mount's processes: the volume's, or else the node's. The memory is never less than the client
 // needs for its options.
-func (c *commands) limits(spec mount.Spec, cl client.Client, options []volume.Option) launcher.Limits {
+func (r *Runner) limits(spec mount.Spec, cl client.Client, options []volume.Option) launcher.Limits {
 	l := launcher.Limits{MemoryMax: spec.MemoryLimit, CPUWeight: spec.CPUWeight, TasksMax: spec.TasksMax}
-	if l.MemoryMax == 0 && c.Limits.MemoryMax != 0 {
-		l.MemoryMax = max(c.Limits.MemoryMax, cl.NeedsMemory(options))
+	if l.MemoryMax == 0 && r.Limits.MemoryMax != 0 {
+		l.MemoryMax = max(r.Limits.MemoryMax, cl.NeedsMemory(options))
 	}
 	return l
 }
 
-// memoryLimit returns the memory limit that the mount's processes were started with; 0: none, or unknown.
-func (c *commands) memoryLimit(m state.Mount) uint64 {
-	cl, err := c.Clients.Of(m.Client)
+// MemoryLimit returns the memory limit that the mount's processes were started with; 0: none, or unknown.
+func (r *Runner) MemoryLimit(m state.Mount) uint64 {
+	cl, err := r.Clients.Of(m.Client)
 	if err != nil {
 		return m.Spec.MemoryLimit
 	}
 	options, _ := m.Spec.ParseOptions()
-	return c.limits(m.Spec, cl, options).MemoryMax
+	return r.limits(m.Spec, cl, options).MemoryMax
 }

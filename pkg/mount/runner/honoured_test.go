@@ -28,17 +28,14 @@ type sweep struct {
 	driver.Mounter
 	t    *testing.T
 	node *driver.Node
-	c    commands
+	r    *Runner
 	got  mount.Request
 }
 
 func newSweep(t *testing.T) *sweep {
 	t.Helper()
-	s := &sweep{t: t, c: commands{&Options{Store: parts.New(t, mounttest.S3{}).Store}}}
-	var err error
-	if s.node, err = driver.NewNode(s, "s3.csi.driver", driver.NodeOptions{NodeID: "n"}); err != nil {
-		t.Fatal(err)
-	}
+	s := &sweep{t: t, r: &Runner{Store: parts.New(t, mounttest.S3{}).Store}}
+	s.node = driver.NewNode(s, "s3.csi.driver", driver.NodeOptions{NodeID: "n"})
 	return s
 }
 
@@ -90,7 +87,8 @@ func (s *sweep) publish(clientName string, context map[string]string, change fun
 	if err := (backend.Backend{Name: "default"}).CheckBucketName(spec.Bucket); err != nil { // as a publication does
 		return served{}, fault.Field("volume_context.bucketName", "%w", err)
 	}
-	in := s.c.invocation(m, cl, backend.Backend{Name: "default"}, backend.BucketInfo{Name: spec.Bucket, Region: spec.Region, Owner: spec.ExpectedBucketOwner},
+	in := s.r.invocation(m, service{cl, backend.Backend{Name: "default"}, backend.BucketInfo{Name: spec.Bucket, Region: spec.Region,
+		Owner: spec.ExpectedBucketOwner}},
 		options)
 	return served{s.got, spec, cl.Command(in).Argv}, nil
 }

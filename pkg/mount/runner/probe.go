@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
@@ -73,7 +74,7 @@ func (r *Runner) CauseOf(ctx context.Context, m state.Mount) tracker.Cause {
 		return tracker.Cause{Reason: tracker.ReasonHang, Detail: fmt.Sprintf("unresponsive for %s", r.HangTimeout)}
 	}
 	if r.oomKills(ctx, m) > m.OOMKills {
-		return tracker.Cause{Reason: tracker.ReasonOOM, Detail: "OOM-killed: " + r.memoryLimit(m)}
+		return tracker.Cause{Reason: tracker.ReasonOOM, Detail: "OOM-killed: " + r.describeLimit(m)}
 	}
 	hctx, cancel := context.WithTimeout(ctx, helperBound)
 	defer cancel()
@@ -110,7 +111,7 @@ func (r *Runner) LastExit(ctx context.Context, m state.Mount) (how string, err e
 	return ExitSummary(helper.Status{ExitCode: end.Code, Signal: end.Signal, Tail: end.Tail}), nil
 }
 
-func (r *Runner) memoryLimit(m state.Mount) string {
+func (r *Runner) describeLimit(m state.Mount) string {
 	own := "the mount has no limit of its own"
 	if m.Spec.MemoryLimit != 0 {
 		own = fmt.Sprintf("the memoryLimit of its volume is %d MiB", m.Spec.MemoryLimit>>20)
@@ -135,7 +136,7 @@ func (r *Runner) oomKills(ctx context.Context, m state.Mount) uint64 {
 
 // Outdated reports whether a mount's backend has another configuration than when its client was started.
 func (r *Runner) Outdated(m state.Mount) (bool, error) {
-	be, err := r.Backends.Backend(m.Spec.Backend)
+	be, err := r.Backend(m.Spec.Backend)
 	if fault.Is(err, fault.Precondition) {
 		return false, nil // removed from the config file: running mounts continue
 	}
@@ -144,4 +145,29 @@ func (r *Runner) Outdated(m state.Mount) (bool, error) {
 	}
 	digest, err := be.MountDigest()
 	return digest != m.Backend, err
+}
+
+// refreshing is how many helpers Refresh asks at a time.
+const refreshing = 16
+
+// Refresh notes the current status of all helpers in the tracker, as far as they answer before ctx ends.
+func (r *Runner) Refresh(ctx context.Context) {
+	names, err := r.Store.Names(ctx)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot list mounts")
+		return
+	}
+	var asked errgroup.Group
+	asked.SetLimit(refreshing)
+	for _, name := range names {
+		asked.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, helperBound)
+			defer cancel()
+			if status, err := r.Peer(name).Status(ctx); err == nil {
+				r.Tracker.Reported(name, status)
+			}
+			return nil
+		})
+	}
+	_ = asked.Wait()
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // A client of another version that does not know a flag is a node's wrong set-up; whatever else ends it may pass.
-func TestAClientThatDoesNotKnowAFlagIsRefused(t *testing.T) {
+func TestExitedEarly_NamesAnUnknownFlag(t *testing.T) {
 	for _, tc := range []struct {
 		code int
 		line string

@@ -10,11 +10,13 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 )
 
 // errNoCredentials is for a mount whose helper exited with the keys of its secret or the token of its pod.
-var errNoCredentials = errors.New("the helper exited and its credentials were lost: republish the volume to supply them again, or copy the files in the mount's cache to the bucket manually and remove the mount's directories")
+var errNoCredentials = errors.New("the helper exited and its credentials were lost: republish the volume to supply them again, " +
+	"or copy the files in the mount's cache to the bucket manually and remove the mount's directories")
 
 // Restart starts a mount's client again, on the same cache and with a new FUSE connection. The client stores what it finds in the
 // cache. The mount keeps its name and, if its helper still runs, its helper and session. Without a helper the grant supplies the
@@ -33,19 +35,19 @@ func (r *Runner) Restart(ctx context.Context, m *state.Mount, grant *creds.Grant
 	if err := grant.Fit(ctx, m.Client); err != nil {
 		return err
 	}
-	be, err := r.Backends.Backend(m.Spec.Backend)
+	be, err := r.Backend(m.Spec.Backend)
 	if err != nil {
 		return err
 	}
 	// First, so that a client that still serves is not killed for a backend that cannot be reached.
-	if err := r.commands.update(ctx, m, be, grant); err != nil {
+	if err := r.updateCommand(ctx, m, be, grant); err != nil {
 		return err
 	}
 	if err := r.ensureIdleHelper(ctx, *m, be, grant); err != nil {
 		return errors.Join(err, planError)
 	}
 	failpoint.Here("restart.idle")
-	if err := r.Sources.Clear(ctx, *m, true); err != nil {
+	if err := r.Sources.Clear(ctx, *m, source.Pinned); err != nil {
 		return err
 	}
 	failpoint.Here("restart.cleared")
@@ -59,11 +61,11 @@ func (r *Runner) Restart(ctx context.Context, m *state.Mount, grant *creds.Grant
 		fuse.Close()
 		return err
 	}
-	if err := r.serve(ctx, *m, be, grant.Made(), grant.RenewalOrder(), fuse); err != nil {
+	if err := r.serve(ctx, *m, clientStart{be, helper.StartRequest{Keys: grant.Made(), Order: grant.RenewalOrder()}, fuse}); err != nil {
 		// A file system that does not answer would count as healthy. Without it the client exits by itself.
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 		defer cancel()
-		return errors.Join(err, r.Sources.Clear(cctx, *m, false))
+		return errors.Join(err, r.Sources.Clear(cctx, *m, source.Unpinned))
 	}
 	failpoint.Here("restart.serving")
 	return nil

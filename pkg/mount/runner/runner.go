@@ -40,30 +40,25 @@ type Launcher interface {
 	OOMKills(ctx context.Context, name string, uid uint32) (uint64, error)
 }
 
-// Backends are the S3 services of the config file.
-type Backends interface {
-	Backend(name string) (backend.Backend, error)
-}
-
 // Programs are the programs of the clients.
 type Programs interface {
 	// Path returns the path of a client's program on the host. A program that cannot run there is fault.Precondition.
 	Path(ctx context.Context, c client.Client) (string, error)
 }
 
-// Options are the parts and settings of a Runner.
-type Options struct {
+// Runner starts, probes, restarts and kills mounts. The caller of a method that is given a mount holds the lock of the mount's key.
+type Runner struct {
 	Namespace *host.Namespace
 	Launcher  Launcher
-	Preparer  spares.Preparer // nil: the launcher starts no helpers ahead of need
-	Backends  Backends
+	UIDs      *uids.Allocator
+	Spares    *spares.Pool
+	Backend   func(name string) (backend.Backend, error)
 	Clients   client.Registry
 	Store     *state.Store
 	Sources   *source.Sources
 	Creds     *creds.Provider
 	Tracker   *tracker.Tracker
 	Peer      func(name string) *helper.Peer // the helper of a mount, see sockets.Peers
-	UIDs      launcher.UIDRange
 	Programs  Programs
 	Version   string // the driver's
 	// Limits are those of mounts whose volumes set none; 0 is unlimited. The launcher may be unable to enforce them.
@@ -72,30 +67,9 @@ type Options struct {
 	HangTimeout  time.Duration // after which an unresponsive client is killed; 0: never
 	// Started is called with the name of each mount that was started.
 	Started func(name string)
+
+	starts startLimiter
 }
-
-// Runner starts, probes, restarts and kills mounts. The caller of a method that is given a mount holds the lock of the mount's key.
-type Runner struct {
-	Options
-	commands commands
-	uids     *uids.Allocator
-	spares   *spares.Pool
-	starts   startLimiter
-}
-
-// New returns a runner.
-func New(o Options) *Runner {
-	u := uids.New(uids.Options{Namespace: o.Namespace, Launcher: o.Launcher, Store: o.Store, Range: o.UIDs})
-	return &Runner{Options: o, commands: commands{&o}, uids: u, spares: spares.New(spares.Options{
-		Namespace: o.Namespace, Launcher: o.Launcher, Preparer: o.Preparer, UIDs: u, Store: o.Store, Tracker: o.Tracker,
-	})}
-}
-
-// KillOrphans kills helpers that belong to no mount, see uids.Allocator.
-func (r *Runner) KillOrphans(ctx context.Context) error { return r.uids.KillOrphans(ctx) }
-
-// RunSpares keeps helpers ready for new mounts until ctx ends, see spares.Pool.
-func (r *Runner) RunSpares(ctx context.Context) { r.spares.Run(ctx) }
 
 // Discard removes a mount that no pod has written to. It can be repeated.
 func (r *Runner) Discard(ctx context.Context, m state.Mount) error {
@@ -108,7 +82,7 @@ func (r *Runner) Discard(ctx context.Context, m state.Mount) error {
 		}
 	}
 	failpoint.Here("discard.killed")
-	if err := r.Sources.Unmount(ctx, m, false); err != nil {
+	if err := r.Sources.Unmount(ctx, m, source.Detach); err != nil {
 		return err
 	}
 	failpoint.Here("discard.unmounted")
@@ -127,20 +101,19 @@ func (r *Runner) KillUnresponsive(ctx context.Context, m state.Mount, why string
 	if m.KeepsOnDisk(r.Clients) {
 		lost = "nothing that was closed: the mount's cache has it, and it is uploaded after the restart"
 	}
-	if m.Spec.ReadOnly {
+	switch {
+	case m.Spec.ReadOnly:
 		lost = "nothing: the mount is read-only"
-	} else if m.Linger != nil {
+	case m.Linger != nil:
 		lost = "nothing: the mount lingers"
-	} else {
-		r.Tracker.CountUnflushed(m.Client)
+	default:
+		r.Tracker.Metrics.Unflushed.WithLabelValues(m.Client).Inc()
 	}
-	klog.FromContext(ctx).Error(nil, "Client unresponsive, killing it", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "for", r.HangTimeout, "reason", why, "lost", lost)
+	klog.FromContext(ctx).Error(nil, "Client unresponsive, killing it", "mount", m.Name, "volume", m.VolumeID, "client", m.Client,
+		"for", r.HangTimeout, "reason", why, "lost", lost)
 	r.Tracker.Mount(m.Name).Killed()
 	if err := r.Peer(m.Name).Kill(ctx); err == nil {
 		return nil
 	}
 	return r.Launcher.Kill(ctx, m.UID) // the helper does not answer either
 }
-
-// MemoryLimit returns the memory limit that the mount's processes were started with; 0: none, or unknown.
-func (r *Runner) MemoryLimit(m state.Mount) uint64 { return r.commands.memoryLimit(m) }

@@ -14,28 +14,34 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/spares"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/uids"
 )
 
 func newRunner(t *testing.T, l Launcher, b creds.Backends) (*Runner, *parts.Parts) {
 	t.Helper()
 	p := parts.New(t, b)
-	return New(Options{
-		Namespace: p.Namespace, Launcher: l, Backends: b, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
-		Programs: mounttest.Programs("/opt"), Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, MountTimeout: time.Minute,
-	}), p
+	return &Runner{
+		Namespace: p.Namespace, Launcher: l, Backend: b.Backend, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
+		Programs: mounttest.Programs("/opt"), Peer: p.Peer, MountTimeout: time.Minute,
+	}, p
 }
 
 // A removed program, and a changed backend, make a new command line.
-func TestCommandsAreUpdated(t *testing.T) {
+func TestUpdateCommand_FollowsProgramAndBackend(t *testing.T) {
 	r, p := newRunner(t, &mounttest.UIDs{}, mounttest.S3{Access: errors.New("connection refused")})
 	for what, tc := range map[string]struct {
 		change func(*state.Mount)
@@ -49,7 +55,7 @@ func TestCommandsAreUpdated(t *testing.T) {
 		m := p.Mount("a", "1", "rclone", nil)
 		before := m.Command.Argv
 		tc.change(&m)
-		if err := r.commands.update(t.Context(), &m, p.Backend(), &creds.Grant{}); err != nil {
+		if err := r.updateCommand(t.Context(), &m, p.Backend(), &creds.Grant{}); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 		if changed := !slices.Equal(m.Command.Argv, before); changed != tc.want || len(m.Command.Argv) == 0 {
@@ -62,7 +68,7 @@ func TestCommandsAreUpdated(t *testing.T) {
 }
 
 // The OOM kill count is for messages: a launcher that does not answer delays no restart for long.
-func TestUnresponsiveLauncherDelaysNoRestart(t *testing.T) {
+func TestOOMKills_UnresponsiveLauncherDelaysNoRestart(t *testing.T) {
 	r, _ := newRunner(t, &mounttest.UIDs{}, mounttest.S3{})
 	began := time.Now()
 	if n := r.oomKills(t.Context(), state.Mount{OOMKills: 3}); n != 3 || time.Since(began) > 2*oomBound {
@@ -82,7 +88,7 @@ func (l *units) Start(_ context.Context, u launcher.Unit) error {
 }
 
 // The helper of a mount with its pod's own credentials may reach the agent of EKS Pod Identity; that of any other mount may not.
-func TestHelpersMayReachTheirCredentialSource(t *testing.T) {
+func TestLaunchHelper_AllowsTheCredentialSource(t *testing.T) {
 	for source, want := range map[string]string{credentials.SourceWorkload: "[169.254.170.23]", credentials.SourceSecret: "[]", credentials.SourceDriver: "[]"} {
 		l := &units{}
 		r, p := newRunner(t, l, mounttest.S3{})
@@ -113,7 +119,7 @@ func TestCommands_HaveTheSettingsOfTheBackend(t *testing.T) {
 		t.Fatal(err)
 	}
 	be := backend.Backend{Name: "default", FIPS: true, Requests: backend.Requests{RequesterPays: true, SSE: "AES256"}}
-	command, err := r.commands.command(t.Context(), m, cl, be, backend.BucketInfo{Name: "b", Region: "us-east-1"})
+	command, err := r.command(t.Context(), m, service{cl, be, backend.BucketInfo{Name: "b", Region: "us-east-1"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +131,7 @@ func TestCommands_HaveTheSettingsOfTheBackend(t *testing.T) {
 }
 
 // A config that is reloaded while a client starts does not give the new proxy's credentials to the old one.
-func TestAClientGetsTheCredentialsOfTheProxyInItsCommand(t *testing.T) {
+func TestStartClient_SendsTheCredentialsOfTheCommandsProxy(t *testing.T) {
 	dir := t.TempDir()
 	proxied := func(name string) backend.Backend {
 		file := filepath.Join(dir, name)
@@ -164,10 +170,144 @@ func TestAClientGetsTheCredentialsOfTheProxyInItsCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.startClient(t.Context(), p.Mount("a", "1", "rclone", nil), before, helper.StartRequest{}, fuse); err == nil {
+	if _, err := r.startClient(t.Context(), p.Mount("a", "1", "rclone", nil), clientStart{backend: before, fuse: fuse}); err == nil {
 		t.Error("a helper that closes its connection was taken for one that answers")
 	}
 	if request := <-got; !strings.Contains(request, "driver:before") || strings.Contains(request, "driver:after") {
 		t.Errorf("the helper was sent %q", request)
+	}
+}
+
+// countingLauncher is a launcher whose mounts have had an OOM-killed process, and that cannot start helpers.
+type countingLauncher struct{ mounttest.UIDs }
+
+func (*countingLauncher) OOMKills(context.Context, string, uint32) (uint64, error) { return 1, nil }
+
+func (*countingLauncher) Start(context.Context, launcher.Unit) error { return errors.New("no helper") }
+
+func TestCauseOf_IsWhatEndedTheClient(t *testing.T) {
+	exited := helper.Status{Protocol: 1, State: helper.StateExited, ExitCode: 3, Tail: []string{"no space"}}
+	serves := helper.Status{Protocol: 1, State: helper.StateRunning}
+	for what, tc := range map[string]struct {
+		status *helper.Status
+		change func(r *Runner, m *state.Mount)
+		reason string
+		detail string
+	}{
+		"crash":          {&exited, nil, tracker.ReasonCrash, "exit status 3: no space"},
+		"unmounted":      {&serves, nil, tracker.ReasonSource, "unmounted"},
+		"no helper":      {nil, nil, tracker.ReasonHelper, ExitUnknown},
+		"unresponsive":   {nil, func(r *Runner, m *state.Mount) { r.Tracker.Mount(m.Name).Killed() }, tracker.ReasonHang, "unresponsive"},
+		"OOM":            {nil, func(_ *Runner, m *state.Mount) { m.OOMKills = 0 }, tracker.ReasonOOM, "no limit of its own"},
+		"OOM by volume":  {nil, func(_ *Runner, m *state.Mount) { m.OOMKills, m.Spec.MemoryLimit = 0, 64<<20 }, tracker.ReasonOOM, "its volume is 64 MiB"},
+		"OOM by default": {nil, func(r *Runner, m *state.Mount) { m.OOMKills, r.Limits.MemoryMax = 0, 8<<30 }, tracker.ReasonOOM, "--memory-limit is 8192 MiB"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r, p := newRunner(t, &countingLauncher{}, mounttest.S3{})
+			m := p.Mount("a", "1", "rclone", func(m *state.Mount) { m.OOMKills = 1 })
+			if tc.status != nil {
+				(&mounttest.Helper{Status: tc.status}).Serve(t, p.Store.Socket(m.Name))
+			}
+			if tc.change != nil {
+				tc.change(r, &m)
+			}
+			if got := r.CauseOf(t.Context(), m); got.Reason != tc.reason || !strings.Contains(got.Detail, tc.detail) {
+				t.Errorf("%+v", got)
+			}
+			if tc.status != &exited {
+				return
+			}
+			if err := r.KillClient(t.Context(), m); err != nil {
+				t.Errorf("a client that has exited cannot be killed: %v", err)
+			}
+		})
+	}
+}
+
+// The status that helpers report now is shown, without waiting for those that do not answer.
+func TestRefresh_AsksAllHelpers(t *testing.T) {
+	r, p := newRunner(t, &mounttest.UIDs{}, mounttest.S3{})
+	answers, gone := p.Mount("a", "1", "rclone", nil), p.Mount("b", "1", "rclone", nil)
+	(&mounttest.Helper{Status: &helper.Status{Protocol: 1, State: helper.StateRunning}}).Serve(t, p.Store.Socket(answers.Name))
+	for _, m := range []state.Mount{answers, gone} {
+		p.Tracker.Mount(m.Name).Set(m.Client, tracker.Healthy)
+	}
+	r.Refresh(t.Context())
+	if p.Tracker.Report(answers.Name).Helper == nil || p.Tracker.Report(gone.Name).Helper != nil {
+		t.Error("the status of a helper is missing, or made up")
+	}
+}
+
+func TestStart_LeavesNothingWhenItFails(t *testing.T) {
+	for what, change := range map[string]func(r *Runner, p *StartParams){
+		"no helper":            func(*Runner, *StartParams) {},
+		"no program":           func(r *Runner, _ *StartParams) { r.Launcher, r.Programs = &mounttest.UIDs{}, noPrograms{} },
+		"an unknown client":    func(_ *Runner, p *StartParams) { p.Spec.Client = "none" },
+		"a cut client's start": func(r *Runner, _ *StartParams) { r.Launcher = &mounttest.UIDs{} },
+	} {
+		t.Run(what, func(t *testing.T) {
+			r, p := newRunner(t, &countingLauncher{}, mounttest.S3{})
+			r.UIDs = &uids.Allocator{Namespace: p.Namespace, Launcher: &mounttest.UIDs{}, Store: p.Store, Range: launcher.UIDRange{First: parts.UID, Last: parts.UID}}
+			r.Spares = spares.New(spares.Options{})
+			request := mounttest.Request()
+			params := StartParams{VolumeID: "v", Spec: mount.NewSpec(request, nil)}
+			var err error
+			if params.Grant, err = p.Creds.Plan(t.Context(), request, params.Spec); err != nil {
+				t.Fatal(err)
+			}
+			change(r, &params)
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			defer cancel()
+			if m, err := r.Start(ctx, params); err == nil {
+				t.Errorf("it started as %+v", m)
+			}
+			if names, err := p.Store.Names(t.Context()); err != nil || len(names) > 0 {
+				t.Errorf("left: %v, %v", names, err)
+			}
+		})
+	}
+}
+
+// noPrograms are programs that cannot run.
+type noPrograms struct{}
+
+func (noPrograms) Path(context.Context, client.Client) (string, error) {
+	return "", errors.New("no program")
+}
+
+// Data of open files is lost with an unresponsive client, unless it only reads or lingers.
+func TestKillUnresponsive_CountsLostData(t *testing.T) {
+	for what, tc := range map[string]struct {
+		change func(*state.Mount)
+		lost   float64
+	}{
+		"writes":     {func(*state.Mount) {}, 1},
+		"reads only": {func(m *state.Mount) { m.Spec.ReadOnly = true }, 0},
+		"lingers":    {func(m *state.Mount) { m.Linger = &state.Linger{} }, 0},
+	} {
+		l := &mounttest.UIDs{}
+		r, p := newRunner(t, l, mounttest.S3{})
+		m := p.Mount("a", "1", "rclone", tc.change)
+		if err := r.KillUnresponsive(t.Context(), m, "test"); err != nil || len(l.Killed) != 1 { // it has no helper
+			t.Errorf("%s: killed %v, %v", what, l.Killed, err)
+		}
+		if lost := testutil.ToFloat64(p.Tracker.Metrics.Unflushed.WithLabelValues("rclone")); lost != tc.lost {
+			t.Errorf("%s: %v clients lost data", what, lost)
+		}
+		if !p.Tracker.Mount(m.Name).WasKilled() {
+			t.Errorf("%s: its restart would have another cause", what)
+		}
+	}
+}
+
+func TestLaunchHelper_NeedsTheCertificatesOfTheBackend(t *testing.T) {
+	l := &units{}
+	r, p := newRunner(t, l, mounttest.S3{})
+	m := p.Mount("a", "1", "rclone", nil)
+	if err := r.launchHelper(t.Context(), m, backend.Backend{Name: "default", CAFile: filepath.Join(t.TempDir(), "missing")}); err == nil || len(l.started) > 0 {
+		t.Errorf("started %v without them: %v", l.started, err)
+	}
+	if limit := r.MemoryLimit(state.Mount{Client: "removed", Spec: mount.Spec{MemoryLimit: 7}}); limit != 7 {
+		t.Errorf("the limit of a client that was removed is %d", limit)
 	}
 }

@@ -16,7 +16,6 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
@@ -45,7 +44,7 @@ type StartParams struct {
 // give it the session; read the root; record that it runs. The session is made and proven beside all that, and the client, which waits
 // for it, gets it only then. If it is refused, the client is killed. A client with static keys is started when they are proven.
 func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) {
-	be, err := r.Backends.Backend(p.Spec.Backend)
+	be, err := r.Backend(p.Spec.Backend)
 	if err != nil {
 		return state.Mount{}, err
 	}
@@ -58,22 +57,21 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 		return state.Mount{}, err
 	}
 	defer release()
-	steps := newTimeline(ctx)
-	t, up := r.beginTrial(ctx, p.Grant, be, p.Spec, steps)
+	t, up := r.beginTrial(ctx, p, be)
 	t.known = t.known && !cl.StaticKeys // its client starts with the keys, when they are proven
 	defer t.end()
-	s := &start{Runner: r, StartParams: p, backend: be, client: cl, trial: t}
-	m, err := s.run(ctx, up)
+	s := &start{runner: r, params: p, backend: be, client: cl, trial: t}
+	m, err := s.startMount(ctx, up)
 	if errors.Is(err, errElsewhere) { // which is known now
-		m, err = s.run(ctx, up)
+		m, err = s.startMount(ctx, up)
 	}
 	if err != nil {
 		return state.Mount{}, err
 	}
-	steps.log(ctx, m.Name)
+	t.steps.log(ctx, m.Name)
 	entry := r.Tracker.Mount(m.Name)
 	entry.Set(m.Client, tracker.Healthy)
-	entry.NeedsHealing() // it has no bind mounts yet
+	entry.MarkHealed() // it has no bind mounts yet
 	r.Started(m.Name)
 	klog.FromContext(ctx).Info("Mounted", "mount", m.Name, "unit", m.Unit(), "client", cl.Name, "bucket", p.Spec.Bucket, "prefix", p.Spec.Prefix,
 		"uid", m.UID, "identity", p.Identity, "session", p.Grant.Order().Kind, "role", p.Grant.Order().RoleARN, "took", time.Since(m.Created).Round(time.Millisecond))
@@ -82,31 +80,31 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 
 // start is the start of a new mount.
 type start struct {
-	*Runner
-	StartParams
+	runner  *Runner
+	params  StartParams
 	backend backend.Backend
 	client  client.Client
 	trial   *trial // of the credentials
 }
 
-// run starts the mount. The context up ends when the credentials are refused, too.
-func (s *start) run(ctx, up context.Context) (state.Mount, error) {
-	spare, end := s.spares.Begin(s.backend.Addresses(s.Spec.Source))
+// startMount starts the mount. The context up ends when the credentials are refused, too.
+func (s *start) startMount(ctx, up context.Context) (state.Mount, error) {
+	spare, end := s.runner.Spares.Begin(s.backend.Addresses(s.params.Spec.Source))
 	defer end()
-	m, err := s.uids.Allocate(ctx, s.VolumeID, s.Spec, s.client, spare)
+	m, err := s.runner.UIDs.Allocate(ctx, state.Mount{VolumeID: s.params.VolumeID, Spec: s.params.Spec, Client: s.client.Name}, spare)
 	if err != nil {
 		if spare != nil {
-			s.spares.Discard(*spare)
+			s.runner.Spares.Discard(*spare)
 		}
 		return state.Mount{}, err
 	}
-	m.Predecessors, m.Rotated, m.LingerFor = s.Predecessors, s.Rotated, s.LingerFor
+	m.Predecessors, m.Rotated, m.LingerFor = s.params.Predecessors, s.params.Rotated, s.params.LingerFor
 	s.trial.steps.done("allocated")
 	failpoint.Here("start.allocated")
 	if err := s.trial.explain(ctx, s.bringUp(ctx, up, &m)); err != nil {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 		defer cancel()
-		return state.Mount{}, mount.WithCleanupError(err, errors.Join(s.Discard(cctx, m), s.releaseSpare(cctx, m)))
+		return state.Mount{}, mount.WithCleanupError(err, errors.Join(s.runner.Discard(cctx, m), s.runner.releaseSpare(cctx, m)))
 	}
 	return m, nil
 }
@@ -125,20 +123,16 @@ func (s *start) bringUp(ctx, up context.Context, m *state.Mount) error {
 	})
 	g.Go(func() (err error) {
 		defer s.trial.steps.done("fuse")
-		fuse, err = s.Sources.Mount(ctx, *m)
+		fuse, err = s.runner.Sources.Mount(ctx, *m)
 		return err
 	})
 	err := g.Wait()
-	var digest string
-	if err == nil {
-		digest, err = s.backend.MountDigest()
-	}
 	var bucket backend.BucketInfo
 	if err == nil {
 		bucket, err = s.trial.expect(up)
 	}
 	if err == nil {
-		err = s.commands.set(up, m, s.client, s.backend, digest, bucket)
+		err = s.runner.setCommand(up, m, service{s.client, s.backend, bucket})
 	}
 	if err != nil {
 		if fuse != nil {
@@ -151,17 +145,18 @@ func (s *start) bringUp(ctx, up context.Context, m *state.Mount) error {
 	kept := *m
 	serving.Go(func() error { // on a disk, which is slow
 		defer s.trial.steps.done("copy")
-		return s.Store.WriteCopy(ctx, kept, mount.KeepsOnDisk(s.client, kept.Spec))
+		return s.runner.Store.WriteCopy(ctx, kept, mount.KeepsOnDisk(s.client, kept.Spec))
 	})
-	serving.Go(func() error { return s.releaseSpare(ctx, kept) })
+	serving.Go(func() error { return s.runner.releaseSpare(ctx, kept) })
 	serving.Go(func() error { return s.serveBeside(up, kept, fuse) })
 	if err := serving.Wait(); err != nil {
 		return err
 	}
 	failpoint.Here("start.serving")
-	m.Phase, m.Region, m.Owner = state.Running, s.trial.bucket.Region, s.trial.bucket.Owner
+	bucket = s.params.Grant.Bucket() // as it was proven
+	m.Phase, m.Region, m.Owner = state.Running, bucket.Region, bucket.Owner
 	defer s.trial.steps.done("recorded")
-	return s.recordMounted(ctx, m)
+	return s.runner.recordMounted(ctx, m)
 }
 
 // serveBeside has the helper run the client on the FUSE descriptor, which it takes over, gives it the session once that is proven, and
@@ -169,9 +164,10 @@ func (s *start) bringUp(ctx, up context.Context, m *state.Mount) error {
 func (s *start) serveBeside(ctx context.Context, m state.Mount, fuse *os.File) error {
 	if m.Command.StaticKeys {
 		defer s.trial.steps.done("answers")
-		return s.serve(ctx, m, s.backend, s.trial.keys, s.trial.order, fuse)
+		grant := s.params.Grant // of which the trial has finished
+		return s.runner.serve(ctx, m, clientStart{s.backend, helper.StartRequest{Keys: grant.Made(), Order: grant.RenewalOrder()}, fuse})
 	}
-	status, err := s.startClient(ctx, m, s.backend, helper.StartRequest{Await: true}, fuse)
+	status, err := s.runner.startClient(ctx, m, clientStart{s.backend, helper.StartRequest{Await: true}, fuse})
 	if err != nil {
 		return err
 	}
@@ -180,20 +176,20 @@ func (s *start) serveBeside(ctx context.Context, m state.Mount, fuse *os.File) e
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		defer s.trial.steps.done("answers")
-		return s.awaitReady(ctx, m, status, session)
+		return s.runner.awaitReady(ctx, m, status, session)
 	})
 	g.Go(func() error {
 		if err := s.trial.wait(ctx); err != nil {
 			return err
 		}
-		switch proven, err := s.commands.command(ctx, m, s.client, s.backend, s.trial.bucket); {
+		switch proven, err := s.runner.command(ctx, m, service{s.client, s.backend, s.params.Grant.Bucket()}); {
 		case err != nil:
 			return err
 		case !slices.Equal(proven.Argv, m.Command.Argv) || !slices.Equal(proven.Env, m.Command.Env):
 			return errElsewhere
 		}
 		failpoint.Here("serve.proven")
-		if err := s.Peer(m.Name).Renew(ctx, s.trial.keys, s.trial.order); err != nil {
+		if err := s.runner.Peer(m.Name).Renew(ctx, s.params.Grant.Made(), s.params.Grant.RenewalOrder()); err != nil {
 			return fmt.Errorf("giving client %s its session: %w", m.Client, err)
 		}
 		s.trial.steps.done("session")
@@ -207,32 +203,29 @@ func (s *start) serveBeside(ctx context.Context, m state.Mount, fuse *os.File) e
 // bringUpHelper makes a new mount's spare its helper, or starts a helper if there is no spare, or it cannot be used.
 func (s *start) bringUpHelper(ctx context.Context, m state.Mount) error {
 	if m.Spare == "" {
-		return s.launchHelper(ctx, m, s.backend)
+		return s.runner.launchHelper(ctx, m, s.backend)
 	}
-	u, err := s.commands.unit(m, s.backend)
+	u, err := s.runner.prepareUnit(ctx, m, s.backend)
 	if err != nil {
 		return err
 	}
-	if err := s.commands.writeCA(ctx, m.Name, s.backend); err != nil {
-		return err
-	}
-	err = s.spares.Assign(ctx, s.Peer(m.Name), u)
+	err = s.runner.Spares.Assign(ctx, s.runner.Peer(m.Name), u)
 	if err == nil {
 		failpoint.Here("spare.assigned")
 		klog.FromContext(ctx).V(2).Info("Spare helper assigned", "unit", m.Spare, "mount", m.Name, "uid", m.UID)
-		s.Tracker.CountSpare(tracker.SpareTaken)
-		s.spares.DescribeLater(u)
+		s.runner.Tracker.Metrics.SpareRequests.WithLabelValues(tracker.SpareTaken).Inc()
+		s.runner.Spares.DescribeLater(u)
 		return nil
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("assigning a spare helper: %w", err)
 	}
-	s.Tracker.CountSpare(tracker.SpareFailed)
+	s.runner.Tracker.Metrics.SpareRequests.WithLabelValues(tracker.SpareFailed).Inc()
 	klog.FromContext(ctx).Info("Spare helper unusable, starting another", "mount", m.Name, "unit", m.Spare, "error", err.Error())
-	if err := s.Launcher.Kill(ctx, m.UID); err != nil {
+	if err := s.runner.Launcher.Kill(ctx, m.UID); err != nil {
 		return fmt.Errorf("killing an unusable spare helper: %w", err)
 	}
-	return s.launchHelper(ctx, m, s.backend)
+	return s.runner.launchHelper(ctx, m, s.backend)
 }
 
 // recordMounted writes a mount's record with the device number of its source.
@@ -253,16 +246,13 @@ func (r *Runner) releaseSpare(ctx context.Context, m state.Mount) error {
 	if m.Spare == "" {
 		return nil
 	}
-	return r.Store.Spares.Remove(ctx, m.Spare)
+	return r.Store.RemoveSpare(ctx, m.Spare)
 }
 
 // launchHelper starts a mount's helper, without a client.
 func (r *Runner) launchHelper(ctx context.Context, m state.Mount, be backend.Backend) error {
-	u, err := r.commands.unit(m, be)
+	u, err := r.prepareUnit(ctx, m, be)
 	if err != nil {
-		return err
-	}
-	if err := r.commands.writeCA(ctx, m.Name, be); err != nil {
 		return err
 	}
 	if err := r.Store.RestoreHelperDir(ctx, m); err != nil {
@@ -280,10 +270,18 @@ func (r *Runner) launchHelper(ctx context.Context, m state.Mount, be backend.Bac
 	return nil
 }
 
-// serve has the helper run the client on the FUSE descriptor, which it takes over, and waits until the mount answers. Without keys, the
-// helper makes them from the order or has some.
-func (r *Runner) serve(ctx context.Context, m state.Mount, be backend.Backend, keys credentials.Keys, order credentials.Order, fuse *os.File) error {
-	status, err := r.startClient(ctx, m, be, helper.StartRequest{Keys: keys, Order: order}, fuse)
+// clientStart is the start of a client on the FUSE descriptor, which it takes over. The backend is the one that the mount's command line was
+// made for: the current one may have another proxy, which must not get these credentials. Without keys in the request, the helper makes
+// them from its order or has some.
+type clientStart struct {
+	backend backend.Backend
+	request helper.StartRequest
+	fuse    *os.File
+}
+
+// serve has the helper run a client, and waits until the mount answers.
+func (r *Runner) serve(ctx context.Context, m state.Mount, c clientStart) error {
+	status, err := r.startClient(ctx, m, c)
 	if err != nil {
 		return err
 	}
@@ -292,18 +290,16 @@ func (r *Runner) serve(ctx context.Context, m state.Mount, be backend.Backend, k
 	return r.awaitReady(ctx, m, status, begun)
 }
 
-// startClient has the helper run the client on the FUSE descriptor, which it takes over. The backend is the one that the mount's command line
-// was made for: the current one may have another proxy, which must not get these credentials.
-func (r *Runner) startClient(ctx context.Context, m state.Mount, be backend.Backend, req helper.StartRequest, fuse *os.File) (helper.Status, error) {
+// startClient has the helper run a client.
+func (r *Runner) startClient(ctx context.Context, m state.Mount, c clientStart) (status helper.Status, err error) {
+	defer c.fuse.Close() // the connection ends with the client only if the driver has no descriptor of it
+	req := c.request
 	req.Client, req.Command = m.Client, m.Command
-	var err error
-	if req.ProxyCredentials, err = be.ProxyCredentials(); err != nil {
-		fuse.Close()
-		return helper.Status{}, err
+	if req.ProxyCredentials, err = c.backend.ProxyCredentials(); err != nil {
+		return status, err
 	}
-	status, err := r.Peer(m.Name).Start(ctx, req, fuse)
+	status, err = r.Peer(m.Name).Start(ctx, req, c.fuse)
 	failpoint.Here("serve.started")
-	fuse.Close() // the connection ends with the client only if the driver has no descriptor of it
 	if err != nil {
 		return status, fmt.Errorf("starting client %s: %w", m.Client, err)
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // When credentials are refused, the start of the client is cancelled. Whatever fails then is explained by the refusal.
-func TestARefusalExplainsWhatItCancels(t *testing.T) {
+func TestTrial_RefusalExplainsWhatItCancels(t *testing.T) {
 	r, p := newRunner(t, &mounttest.UIDs{}, mounttest.S3{Access: fault.Errorf(fault.Unauthenticated, "no")})
 	m, _ := p.Secret("a", "mountpoint-s3")
 	for range 1000 {
@@ -19,7 +19,7 @@ func TestARefusalExplainsWhatItCancels(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		trial, up := r.beginTrial(t.Context(), grant, p.Backend(), m.Spec, nil)
+		trial, up := r.beginTrial(t.Context(), StartParams{Grant: grant, Spec: m.Spec}, p.Backend())
 		<-up.Done()
 		if err := trial.explain(t.Context(), context.Cause(up)); !fault.Is(err, fault.Unauthenticated) {
 			t.Fatalf("kind %s: %v", fault.KindOf(err), err)

@@ -70,11 +70,6 @@ func (s *Sources) Mount(ctx context.Context, m state.Mount) (*os.File, error) {
 	return fuse, nil
 }
 
-// Find returns the file system on a mount's source in a mount table.
-func (s *Sources) Find(mounts []host.Mount, name string) (mnt host.Mount, mounted bool) {
-	return host.TopAt(mounts, s.store.SourceDir(name))
-}
-
 // Mounted reports whether a file system is mounted on a mount's source.
 func (s *Sources) Mounted(ctx context.Context, m state.Mount) (bool, error) {
 	dir := s.store.SourceDir(m.Name)
@@ -87,15 +82,23 @@ func (s *Sources) Mounted(ctx context.Context, m state.Mount) (bool, error) {
 	})
 }
 
-// Clear unmounts the file system on the source of a mount whose client has exited. With pin it is pinned first, because publications
-// may show it.
-func (s *Sources) Clear(ctx context.Context, m state.Mount, pin bool) error {
+// Pinning is whether a file system is pinned before it is unmounted, because publications may show it.
+type Pinning bool
+
+// Unpinned file systems were never bound to a target.
+const (
+	Pinned   Pinning = true
+	Unpinned Pinning = false
+)
+
+// Clear unmounts the file system on the source of a mount whose client has exited.
+func (s *Sources) Clear(ctx context.Context, m state.Mount, pin Pinning) error {
 	for {
 		mounts, err := s.ns.Mounts(ctx)
 		if err != nil {
 			return err
 		}
-		mnt, mounted := s.Find(mounts, m.Name)
+		mnt, mounted := host.TopAt(mounts, s.store.SourceDir(m.Name))
 		if !mounted {
 			return nil
 		}
@@ -110,9 +113,18 @@ func (s *Sources) Clear(ctx context.Context, m state.Mount, pin bool) error {
 	}
 }
 
-// Unmount unmounts a mount's source once no request waits for the client, and detaches copies in other mount namespaces: any of
-// them would keep the client alive. If the mount is replaced, its copies are replaced first and not detached.
-func (s *Sources) Unmount(ctx context.Context, m state.Mount, replaced bool) error {
+// Copies is what is done with copies of an unmounted source in other mount namespaces.
+type Copies bool
+
+// Copies would keep the client alive. Those of a mount that was replaced are replaced first.
+const (
+	Detach       Copies = false
+	AwaitReplace Copies = true
+)
+
+// Unmount unmounts a mount's source once no request waits for the client.
+func (s *Sources) Unmount(ctx context.Context, m state.Mount, copies Copies) error {
+	replaced := copies == AwaitReplace
 	// Copies may be left of a source that was unmounted before. Its device number alone may belong to another file system now.
 	gone := host.Mount{Minor: m.Minor, Source: m.Source, FSType: "fuse"}
 	for first := true; ; first = false {
@@ -125,12 +137,12 @@ func (s *Sources) Unmount(ctx context.Context, m state.Mount, replaced bool) err
 		if err != nil {
 			return err
 		}
-		mnt, mounted := s.Find(mounts, m.Name)
+		mnt, mounted := host.TopAt(mounts, s.store.SourceDir(m.Name))
 		if mounted {
 			gone = mnt
 		}
 		if mounted || first && gone.Minor != 0 && !replaced {
-			if err := s.end(ctx, m, gone, mounted, replaced); err != nil {
+			if err := s.endConnection(ctx, m, unmounting{gone, mounted, replaced}); err != nil {
 				return err
 			}
 		}
@@ -140,40 +152,46 @@ func (s *Sources) Unmount(ctx context.Context, m state.Mount, replaced bool) err
 	}
 }
 
-// end unmounts a file system from a mount's source, if it is mounted there, and ends its connection. A connection exists as long as its file
+// unmounting is a file system that is, or was, mounted on a source. replaced: it has no copies any more.
+type unmounting struct {
+	mnt               host.Mount
+	mounted, replaced bool
+}
+
+// endConnection unmounts a file system from a mount's source, if it is mounted there, and ends its connection. A connection exists as long as its file
 // system has a mount, in whatever namespace.
-func (s *Sources) end(ctx context.Context, m state.Mount, mnt host.Mount, mounted, replaced bool) error {
-	c, err := s.ctl.Open(ctx, mnt.Minor) // now, because its number may be reused once it is unmounted
+func (s *Sources) endConnection(ctx context.Context, m state.Mount, u unmounting) error {
+	c, err := s.ctl.Open(ctx, u.mnt.Minor) // now, because its number may be reused once it is unmounted
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if mounted {
+	if u.mounted {
 		if c != nil {
 			if err := s.awaitIdle(ctx, c); err != nil {
 				return err
 			}
 		}
-		if err := s.unmount(ctx, mnt); err != nil {
+		if err := s.unmount(ctx, u.mnt); err != nil {
 			return err
 		}
 	}
-	if c == nil || replaced {
+	if c == nil || u.replaced {
 		return nil
 	}
-	return s.dropCopies(ctx, m, mnt, c, mounted)
+	return s.dropCopies(klog.NewContext(ctx, klog.FromContext(ctx).WithValues("mount", m.Name, "volume", m.VolumeID)), u, c)
 }
 
 // dropCopies detaches the copies of a file system in other mount namespaces, and aborts its connection if something still keeps it: none of
-// these may delay the end of the mount. known reports whether the connection is certainly the file system's.
+// these may delay the end of the mount. If it was not mounted, the connection may be another's.
 //
 // Bind mounts in this namespace are publications, or were made by another process. The latter keep the client running, which the error of
 // the wait for its exit reports.
-func (s *Sources) dropCopies(ctx context.Context, m state.Mount, mnt host.Mount, c *host.Connection, known bool) error {
+func (s *Sources) dropCopies(ctx context.Context, u unmounting, c *host.Connection) error {
 	if _, exists, err := c.Waiting(); err == nil && !exists {
 		return nil
 	}
-	log := klog.FromContext(ctx).WithValues("mount", m.Name, "volume", m.VolumeID)
+	log, mnt := klog.FromContext(ctx), u.mnt
 	search, cancel := context.WithTimeout(ctx, searchBound)
 	defer cancel()
 	n, err := s.ns.DetachCopies(search, mnt)
@@ -186,7 +204,7 @@ func (s *Sources) dropCopies(ctx context.Context, m state.Mount, mnt host.Mount,
 	if n > 0 {
 		log.Info("Detached copies in other mount namespaces", "copies", n)
 	}
-	if !known { // the number of a connection that ended before this driver started may be another's
+	if !u.mounted { // the number of a connection that ended before this driver started may be another's
 		where, err := s.ns.ShownInOtherNamespaces(search, "searching for copies of "+mnt.Source, mnt.IsCopy)
 		if err != nil || where == "" {
 			return nil //nolint:nilerr // the wait for the client's exit follows
@@ -254,7 +272,7 @@ func (s *Sources) WaitIdle(ctx context.Context, m state.Mount) error {
 	if err != nil {
 		return err
 	}
-	mnt, mounted := s.Find(mounts, m.Name)
+	mnt, mounted := host.TopAt(mounts, s.store.SourceDir(m.Name))
 	if !mounted {
 		return nil
 	}

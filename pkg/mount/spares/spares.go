@@ -21,6 +21,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/sockets"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/uids"
 )
 
 const (
@@ -58,26 +59,20 @@ type Launcher interface {
 	Kill(ctx context.Context, uid uint32) error
 }
 
-// UIDs allocates uids.
-type UIDs interface {
-	// AllocateSpare makes the directories of a new spare, which mark its uid as used.
-	AllocateSpare(ctx context.Context) (state.Spare, error)
-}
-
 // Options are the parts of a Pool.
 type Options struct {
 	Namespace *host.Namespace
 	Launcher  Launcher
 	Preparer  Preparer // nil: the launcher starts no helpers ahead of need
-	UIDs      UIDs
+	UIDs      *uids.Allocator
 	Store     *state.Store
 	Tracker   *tracker.Tracker
 }
 
 // Pool holds the helpers that no mount uses yet. Each of these spares has a uid and directories of its own, which become the mount's.
 type Pool struct {
-	Options
-	wake chan struct{} // something may have to be done
+	parts Options
+	wake  chan struct{} // something may have to be done
 
 	mu        sync.Mutex
 	ready     []state.Spare
@@ -93,15 +88,15 @@ type Pool struct {
 
 // New returns a pool without spares.
 func New(o Options) *Pool {
-	return &Pool{Options: o, wake: make(chan struct{}, 1), target: minSpares}
+	return &Pool{parts: o, wake: make(chan struct{}, 1), target: minSpares}
 }
 
 // Begin records that a mount is being started, until end is called, and gives it a spare, if there is one that suits it.
 func (p *Pool) Begin(needs []netip.Addr) (spare *state.Spare, end func()) {
-	if p.Preparer == nil {
+	if p.parts.Preparer == nil {
 		return nil, func() {}
 	}
-	suits := p.Preparer.Prepares(needs)
+	suits := p.parts.Preparer.Prepares(needs)
 	defer func() {
 		if spare != nil {
 			failpoint.Here("spare.taken")
@@ -120,13 +115,13 @@ func (p *Pool) Begin(needs []netip.Addr) (spare *state.Spare, end func()) {
 		p.countReady()
 	default:
 		p.target, p.decays = min(2*p.target, maxSpares), time.Now().Add(spareDecay)
-		p.Tracker.CountSpare(tracker.SpareMissing)
+		p.parts.Tracker.Metrics.SpareRequests.WithLabelValues(tracker.SpareMissing).Inc()
 	}
 	return spare, sync.OnceFunc(func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.starting--
-		p.hurry()
+		p.wakeUp()
 	})
 }
 
@@ -135,7 +130,7 @@ func (p *Pool) Discard(spare state.Spare) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.discarded = append(p.discarded, spare)
-	p.hurry()
+	p.wakeUp()
 }
 
 // DescribeLater has the unit of a mount described that was a spare. No mount waits for it.
@@ -143,10 +138,10 @@ func (p *Pool) DescribeLater(u launcher.Unit) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.described = append(p.described, u)
-	p.hurry()
+	p.wakeUp()
 }
 
-func (p *Pool) hurry() {
+func (p *Pool) wakeUp() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
@@ -154,42 +149,42 @@ func (p *Pool) hurry() {
 }
 
 // countReady updates the metric. Call under mu.
-func (p *Pool) countReady() { p.Tracker.SetSpares(len(p.ready)) }
+func (p *Pool) countReady() { p.parts.Tracker.Metrics.Spares.Set(float64(len(p.ready))) }
 
 // Run ends the spares of the driver before this one, keeps helpers ready for new mounts until ctx ends, and then ends those that no mount
 // has taken.
 func (p *Pool) Run(ctx context.Context) {
 	p.endFormer(ctx)
-	if p.Preparer != nil {
-		p.run(ctx)
+	if p.parts.Preparer != nil {
+		p.keepReady(ctx)
 	}
 }
 
 // endFormer ends the spares of the driver before this one, which may have had another version, launcher or range of uids.
 func (p *Pool) endFormer(ctx context.Context) {
-	former, err := p.Store.Spares.All(ctx)
+	former, err := p.parts.Store.Spares(ctx)
 	for _, spare := range former {
-		err = errors.Join(err, p.end(ctx, spare))
+		err = errors.Join(err, p.endSpare(ctx, spare))
 	}
 	if err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).Error(err, "Cannot end spare helpers of former driver")
 	}
 }
 
-// end has a spare exit, kills it if it does not, and removes what it leaves when its process has ended: until then, its directories bar
+// endSpare has a spare exit, kills it if it does not, and removes what it leaves when its process has ended: until then, its directories reserve
 // its uid. Nothing is killed where no helper listens, because the uid may already be that of a mount that took the spare, nor where the
 // uid is unknown because the spare's cache is gone.
-func (p *Pool) end(ctx context.Context, spare state.Spare) error {
-	_, err := p.quit(ctx, spare)
+func (p *Pool) endSpare(ctx context.Context, spare state.Spare) error {
+	_, err := p.quitSpare(ctx, spare)
 	if spare.UID == 0 || errors.Is(err, helper.ErrGone) {
-		return p.Store.Spares.Remove(ctx, spare.Name)
+		return p.parts.Store.RemoveSpare(ctx, spare.Name)
 	}
-	return p.kill(ctx, spare)
+	return p.killSpare(ctx, spare)
 }
 
-// quit has a spare exit, and waits until it has: a unit whose process is killed fails, and launcher process would leave it. exited is
+// quitSpare has a spare exit, and waits until it has: a unit whose process is killed fails, and launcher process would leave it. exited is
 // false if that is not certain.
-func (p *Pool) quit(ctx context.Context, spare state.Spare) (exited bool, err error) {
+func (p *Pool) quitSpare(ctx context.Context, spare state.Spare) (exited bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, assignBound)
 	defer cancel()
 	status, err := p.peer(spare).Quit(ctx)
@@ -199,47 +194,47 @@ func (p *Pool) quit(ctx context.Context, spare state.Spare) (exited bool, err er
 	return host.AwaitExit(ctx, status.PID, spare.UID), nil
 }
 
-func (p *Pool) run(ctx context.Context) {
-	defer p.stop(context.WithoutCancel(ctx))
+func (p *Pool) keepReady(ctx context.Context) {
+	defer p.endAll(context.WithoutCancel(ctx))
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-p.wake:
-		case <-time.After(p.step(ctx)):
+		case <-time.After(p.workOnce(ctx)):
 		}
 	}
 }
 
-// step does the next piece of work and returns after how long there may be more.
-func (p *Pool) step(ctx context.Context) time.Duration {
-	if wait := p.busy(); wait > 0 {
+// workOnce does the next piece of work and returns after how long there may be more.
+func (p *Pool) workOnce(ctx context.Context) time.Duration {
+	if wait := p.startsWait(); wait > 0 {
 		return wait
 	}
 	if p.describe(ctx) {
 		return 0
 	}
 	if done, err := p.endDiscarded(ctx); done || err != nil {
-		return p.pause(ctx, err, "Cannot end spare helper")
+		return p.pauseAfter(ctx, err, "Cannot end spare helper")
 	}
-	p.check(ctx)
-	switch p.missing() {
-	case 1:
-		failpoint.Here("spare.missing")
-		err := p.start(ctx)
-		if fault.Is(err, fault.Unsupported) { // the launcher prepares none from now on
-			klog.FromContext(ctx).Info("No spare helpers", "reason", err.Error())
-			return spareCheck
-		}
-		return p.pause(ctx, err, "Cannot start spare helper")
-	case -1:
-		p.discardOne()
+	p.checkReady(ctx)
+	missing, discarded := p.adjust()
+	switch {
+	case discarded:
 		return 0
+	case !missing:
+		return spareCheck
 	}
-	return spareCheck
+	failpoint.Here("spare.missing")
+	err := p.start(ctx)
+	if fault.Is(err, fault.Unsupported) { // the launcher prepares none from now on
+		klog.FromContext(ctx).Info("No spare helpers", "reason", err.Error())
+		return spareCheck
+	}
+	return p.pauseAfter(ctx, err, "Cannot start spare helper")
 }
 
-// busy returns how long to wait for mounts that are being started.
-func (p *Pool) busy() time.Duration {
+// startsWait returns how long to wait for mounts that are being started.
+func (p *Pool) startsWait() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.starting == 0 {
@@ -248,11 +243,11 @@ func (p *Pool) busy() time.Duration {
 	return sparePatience - time.Since(p.busySince)
 }
 
-func (p *Pool) pause(ctx context.Context, err error, what string) time.Duration {
+func (p *Pool) pauseAfter(ctx context.Context, err error, what string) time.Duration {
 	if err == nil || ctx.Err() != nil {
 		return 0
 	}
-	p.Tracker.LogError(ctx, "spares", err, what, "retryIn", spareRetry)
+	p.parts.Tracker.LogError(ctx, "spares", err, what, "retryIn", spareRetry)
 	return spareRetry
 }
 
@@ -266,7 +261,7 @@ func (p *Pool) describe(ctx context.Context) bool {
 	u := p.described[0]
 	p.described = p.described[1:]
 	p.mu.Unlock()
-	if err := p.Preparer.Describe(ctx, u); err != nil { // its mount may be gone
+	if err := p.parts.Preparer.Describe(ctx, u); err != nil { // its mount may be gone
 		klog.FromContext(ctx).V(2).Info("Cannot describe unit", "unit", u.Name, "error", err.Error())
 	}
 	return true
@@ -282,10 +277,10 @@ func (p *Pool) endDiscarded(ctx context.Context) (done bool, err error) {
 	spare := p.discarded[0]
 	p.mu.Unlock()
 	// A spare that exits leaves no process, because it has started none. So systemd need not be asked for its units.
-	if exited, _ := p.quit(ctx, spare); exited {
-		err = p.Store.Spares.Remove(ctx, spare.Name)
+	if exited, _ := p.quitSpare(ctx, spare); exited {
+		err = p.parts.Store.RemoveSpare(ctx, spare.Name)
 	} else {
-		err = p.kill(ctx, spare)
+		err = p.killSpare(ctx, spare)
 	}
 	if err != nil {
 		return false, err
@@ -296,18 +291,18 @@ func (p *Pool) endDiscarded(ctx context.Context) (done bool, err error) {
 	return true, nil
 }
 
-// kill ends a spare and removes what it leaves.
-func (p *Pool) kill(ctx context.Context, spare state.Spare) error {
+// killSpare ends a spare and removes what it leaves.
+func (p *Pool) killSpare(ctx context.Context, spare state.Spare) error {
 	ctx, cancel := context.WithTimeout(ctx, cleanupBound)
 	defer cancel()
-	if err := p.Launcher.Kill(ctx, spare.UID); err != nil {
+	if err := p.parts.Launcher.Kill(ctx, spare.UID); err != nil {
 		return err
 	}
-	return p.Store.Spares.Remove(ctx, spare.Name)
+	return p.parts.Store.RemoveSpare(ctx, spare.Name)
 }
 
-// check discards the spares that do not answer, and all if the launcher can use none any more.
-func (p *Pool) check(ctx context.Context) {
+// checkReady discards the spares that do not answer, and all if the launcher can use none any more.
+func (p *Pool) checkReady(ctx context.Context) {
 	p.mu.Lock()
 	due := time.Since(p.checked) >= spareCheck
 	if due {
@@ -318,9 +313,9 @@ func (p *Pool) check(ctx context.Context) {
 	if !due {
 		return
 	}
-	prepares := p.Preparer.Prepares(nil)
+	prepares := p.parts.Preparer.Prepares(nil)
 	for _, spare := range ready {
-		err := p.ask(ctx, spare)
+		err := p.askSpare(ctx, spare)
 		if ctx.Err() != nil || err == nil && prepares {
 			continue
 		}
@@ -337,8 +332,8 @@ func (p *Pool) check(ctx context.Context) {
 	}
 }
 
-// ask reports why a spare cannot be used.
-func (p *Pool) ask(ctx context.Context, spare state.Spare) error {
+// askSpare reports why a spare cannot be used.
+func (p *Pool) askSpare(ctx context.Context, spare state.Spare) error {
 	ctx, cancel := context.WithTimeout(ctx, spareAskBound)
 	defer cancel()
 	status, err := p.peer(spare).Status(ctx)
@@ -349,33 +344,23 @@ func (p *Pool) ask(ctx context.Context, spare state.Spare) error {
 }
 
 func (p *Pool) peer(spare state.Spare) *helper.Peer {
-	return sockets.Peer(p.Namespace, p.Store.SpareSocket(spare.Name))
+	return sockets.Peer(p.parts.Namespace, p.parts.Store.SpareSocket(spare.Name))
 }
 
-// missing is 1 if a spare must be started, -1 if there is one too many.
-func (p *Pool) missing() int {
-	prepares := p.Preparer.Prepares(nil)
+// adjust reports whether a spare must be started. It discards one if there are too many.
+func (p *Pool) adjust() (missing, discarded bool) {
+	prepares := p.parts.Preparer.Prepares(nil)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now := time.Now(); p.target > minSpares && now.After(p.decays) {
 		p.target, p.decays = max(p.target/2, minSpares), now.Add(spareDecay)
 	}
-	switch {
-	case len(p.ready) > p.target:
-		return -1
-	case len(p.ready) < p.target && prepares:
-		return 1
-	}
-	return 0
-}
-
-func (p *Pool) discardOne() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if last := len(p.ready) - 1; last >= 0 {
+	if last := len(p.ready) - 1; last >= p.target {
 		p.discarded, p.ready = append(p.discarded, p.ready[last]), p.ready[:last]
 		p.countReady()
+		return false, true
 	}
+	return len(p.ready) < p.target && prepares, false
 }
 
 // start starts a spare. On failure nothing of it is left.
@@ -384,13 +369,13 @@ func (p *Pool) start(ctx context.Context) error {
 	defer cancel()
 	// A start that is given up may leave a helper that nothing names. So the end of the driver waits for it.
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(spareEndBound, cancel) })()
-	spare, err := p.UIDs.AllocateSpare(sctx)
+	spare, err := p.parts.UIDs.AllocateSpare(sctx)
 	if err != nil {
 		return err
 	}
 	failpoint.Here("spare.made")
 	if err := p.launch(sctx, spare); err != nil {
-		return errors.Join(err, p.kill(context.WithoutCancel(ctx), spare))
+		return errors.Join(err, p.killSpare(context.WithoutCancel(ctx), spare))
 	}
 	failpoint.Here("spare.started")
 	p.mu.Lock()
@@ -403,23 +388,23 @@ func (p *Pool) start(ctx context.Context) error {
 
 // launch starts the helper of a spare and returns when it answers.
 func (p *Pool) launch(ctx context.Context, spare state.Spare) error {
-	socket, err := sockets.Listen(ctx, p.Namespace, spare.Name, p.Store.SpareSocket(spare.Name))
+	socket, err := sockets.Listen(ctx, p.parts.Namespace, spare.Name, p.parts.Store.SpareSocket(spare.Name))
 	if err != nil {
 		return err
 	}
-	err = p.Launcher.Start(ctx, launcher.Unit{
+	err = p.parts.Launcher.Start(ctx, launcher.Unit{
 		Name: spare.Name, Description: "S3 helper without a volume yet", UID: spare.UID, GID: spare.UID, Spare: true,
-		StateDir: p.Store.SpareHelperDir(spare.Name), CacheDir: p.Store.CacheDir(spare.Name), Socket: socket,
+		StateDir: p.parts.Store.SpareHelperDir(spare.Name), CacheDir: p.parts.Store.CacheDir(spare.Name), Socket: socket,
 	})
 	socket.Close()
 	if err != nil {
 		return err
 	}
-	return p.ask(ctx, spare)
+	return p.askSpare(ctx, spare)
 }
 
-// stop ends all spares. The next driver ends those that remain.
-func (p *Pool) stop(ctx context.Context) {
+// endAll ends all spares. The next driver ends those that remain.
+func (p *Pool) endAll(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, spareEndBound)
 	defer cancel()
 	p.mu.Lock()
@@ -430,7 +415,7 @@ func (p *Pool) stop(ctx context.Context) {
 	p.mu.Unlock()
 	var g errgroup.Group
 	for _, spare := range all {
-		g.Go(func() error { return p.end(ctx, spare) })
+		g.Go(func() error { return p.endSpare(ctx, spare) })
 	}
 	g.Go(func() error {
 		for more := true; more && ctx.Err() == nil; {
@@ -451,6 +436,6 @@ func (p *Pool) Assign(ctx context.Context, peer *helper.Peer, u launcher.Unit) e
 		defer cancel()
 		return peer.Assign(ctx, helper.Assignment{Name: u.Name, StateDir: u.StateDir, CacheDir: u.CacheDir})
 	})
-	g.Go(func() error { return p.Preparer.Limit(ctx, u) })
+	g.Go(func() error { return p.parts.Preparer.Limit(ctx, u) })
 	return g.Wait()
 }

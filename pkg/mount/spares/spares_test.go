@@ -26,12 +26,12 @@ func (prepared) Describe(context.Context, launcher.Unit) error { return nil }
 func newPool(t *testing.T, prep Preparer) *Pool {
 	t.Helper()
 	p, l := parts.New(t, mounttest.S3{}), &mounttest.UIDs{Live: map[uint32]bool{}}
-	u := uids.New(uids.Options{Namespace: p.Namespace, Launcher: l, Store: p.Store, Range: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}})
+	u := &uids.Allocator{Namespace: p.Namespace, Launcher: l, Store: p.Store, Range: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}}
 	return New(Options{Namespace: p.Namespace, Launcher: l, Preparer: prep, UIDs: u, Store: p.Store, Tracker: p.Tracker})
 }
 
 // A spare is given to one mount, and to none that it does not suit.
-func TestASpareIsTakenOnce(t *testing.T) {
+func TestSpares_AreTakenOnce(t *testing.T) {
 	s := newPool(t, prepared{})
 	s.ready = []state.Spare{{Name: "spare-1", UID: 1}, {Name: "spare-2", UID: 2}}
 	other, end := s.Begin([]netip.Addr{netip.MustParseAddr("169.254.170.23")})
@@ -56,22 +56,22 @@ func TestASpareIsTakenOnce(t *testing.T) {
 }
 
 // Without a launcher that prepares helpers, nothing is kept.
-func TestNoSparesWithoutALauncherForThem(t *testing.T) {
+func TestSpares_NeedALauncherForThem(t *testing.T) {
 	s := newPool(t, nil)
 	spare, end := s.Begin(nil)
 	end()
 	if spare != nil || s.starting != 0 {
 		t.Errorf("%v, %d", spare, s.starting)
 	}
-	if s := newPool(t, prepared{no: true}); s.missing() != 0 {
+	if missing, _ := newPool(t, prepared{no: true}).adjust(); missing {
 		t.Error("a spare is missing where none can be used")
 	}
 }
 
 // More spares are kept after mounts found none, up to a limit, and fewer again when that is over.
-func TestSparesFollowTheDemand(t *testing.T) {
+func TestSpares_FollowTheDemand(t *testing.T) {
 	s := newPool(t, prepared{})
-	if s.missing() != 1 {
+	if missing, _ := s.adjust(); !missing {
 		t.Error("the first spare is not missing")
 	}
 	var ends []func()
@@ -79,64 +79,62 @@ func TestSparesFollowTheDemand(t *testing.T) {
 		_, end := s.Begin(nil)
 		ends = append(ends, end)
 	}
-	if s.busy() <= 0 {
+	if s.startsWait() <= 0 {
 		t.Error("spares are started beside mounts")
 	}
 	s.busySince = time.Now().Add(-sparePatience)
-	if s.busy() > 0 {
+	if s.startsWait() > 0 {
 		t.Error("spares wait for mounts forever")
 	}
 	for _, end := range ends {
 		end()
 	}
-	if s.busy() != 0 || s.target != maxSpares {
-		t.Errorf("busy for %s, target %d", s.busy(), s.target)
+	if s.startsWait() != 0 || s.target != maxSpares {
+		t.Errorf("busy for %s, target %d", s.startsWait(), s.target)
 	}
 	for i := range uint32(maxSpares) {
 		s.ready = append(s.ready, state.Spare{UID: i})
 	}
-	if s.missing() != 0 {
+	if missing, discarded := s.adjust(); missing || discarded {
 		t.Errorf("%d spares are not enough, or too many", len(s.ready))
 	}
 	for want := maxSpares / 2; want >= minSpares; want /= 2 {
 		s.decays = time.Now().Add(-time.Second)
-		if s.missing() != -1 || s.target != want {
-			t.Fatalf("target %d with %d spares, want %d", s.target, len(s.ready), want)
+		for discarded := true; discarded; {
+			_, discarded = s.adjust()
 		}
-		for s.missing() == -1 {
-			s.discardOne()
-		}
-		if len(s.ready) != want {
-			t.Errorf("%d spares are left, want %d", len(s.ready), want)
+		if s.target != want || len(s.ready) != want {
+			t.Fatalf("%d spares are left, target %d, want %d", len(s.ready), s.target, want)
 		}
 	}
-	if s.decays = time.Now().Add(-time.Second); s.missing() != 0 || s.target != minSpares {
+	s.decays = time.Now().Add(-time.Second)
+	if missing, discarded := s.adjust(); missing || discarded || s.target != minSpares {
 		t.Errorf("the last spare is too many: %d", s.target)
 	}
 }
 
 // A spare without an answer is not given to a mount.
-func TestASpareThatDoesNotAnswerIsDiscarded(t *testing.T) {
+func TestSpares_UnresponsiveOnesAreDiscarded(t *testing.T) {
 	s := newPool(t, prepared{})
 	spare := state.Spare{Name: "spare-1", UID: 5000}
 	s.ready = []state.Spare{spare}
-	s.check(t.Context())
+	s.checkReady(t.Context())
 	if len(s.ready) != 0 || len(s.discarded) != 1 {
 		t.Fatalf("ready %v, discarded %v", s.ready, s.discarded)
 	}
 	if done, err := s.endDiscarded(t.Context()); !done || err != nil || len(s.discarded) != 0 {
 		t.Errorf("%v, %v, %v", done, err, s.discarded)
 	}
-	if l, ok := s.Launcher.(*mounttest.UIDs); !ok || len(l.Killed) != 1 || l.Killed[0] != spare.UID {
+	if l, ok := s.parts.Launcher.(*mounttest.UIDs); !ok || len(l.Killed) != 1 || l.Killed[0] != spare.UID {
 		t.Errorf("killed: %v", l.Killed)
 	}
 }
 
 // A spare that was told to exit may do so before it is killed: a unit that is killed is a failed one. One that this driver started and
 // that has exited is not killed, because it has started no process.
-func TestASpareExitsBeforeItIsKilled(t *testing.T) {
+func TestSpares_ExitBeforeTheyAreKilled(t *testing.T) {
 	t.Run("of the former driver", func(t *testing.T) {
-		exitsBeforeItIsKilled(t, 1, func(ctx context.Context, p *Pool, spare state.Spare) error { return p.end(ctx, spare) })
+		exitsBeforeItIsKilled(t, 1, func(ctx context.Context, p *Pool, spare state.Spare) error { return p.endSpare(ctx, spare) })
 	})
 	t.Run("discarded", func(t *testing.T) {
 		exitsBeforeItIsKilled(t, 0, func(ctx context.Context, p *Pool, spare state.Spare) error {
@@ -150,7 +148,7 @@ func TestASpareExitsBeforeItIsKilled(t *testing.T) {
 func exitsBeforeItIsKilled(t *testing.T, kills int, end func(context.Context, *Pool, state.Spare) error) {
 	t.Helper()
 	s := newPool(t, prepared{})
-	spare, err := s.UIDs.AllocateSpare(t.Context())
+	spare, err := s.parts.UIDs.AllocateSpare(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,9 +160,9 @@ func exitsBeforeItIsKilled(t *testing.T, kills int, end func(context.Context, *P
 			t.Errorf("uid %d is killed before the spare, of uid %d, exits", uid, spare.UID)
 		}
 	}}
-	s.Launcher = l
+	s.parts.Launcher = l
 	h := &mounttest.Helper{Status: &helper.Status{Protocol: 1, State: helper.StateIdle, PID: process.Process.Pid}}
-	h.Serve(t, s.Store.SpareSocket(spare.Name))
+	h.Serve(t, s.parts.Store.SpareSocket(spare.Name))
 	go func() {
 		<-mounttest.Until(t, func() bool { return h.WasAsked("quit") }).Done()
 		time.Sleep(50 * time.Millisecond)
@@ -181,7 +179,7 @@ func exitsBeforeItIsKilled(t *testing.T, kills int, end func(context.Context, *P
 	if len(l.Killed) != kills {
 		t.Errorf("killed: %v", l.Killed)
 	}
-	if left, err := s.Store.Spares.All(t.Context()); err != nil || len(left) > 0 {
+	if left, err := s.parts.Store.Spares(t.Context()); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }
@@ -200,26 +198,26 @@ func (l *starting) Start(ctx context.Context, u launcher.Unit) error {
 }
 
 // A driver that ends while a spare starts ends that spare too.
-func TestASpareThatStartsIsEndedWithTheDriver(t *testing.T) {
+func TestSpares_StartingOnesEndWithTheDriver(t *testing.T) {
 	s := newPool(t, prepared{})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	h := &mounttest.Helper{Status: &helper.Status{Protocol: 1, State: helper.StateIdle}}
 	l := &starting{ready: make(chan struct{})}
 	l.begin = func(u launcher.Unit) {
-		if err := os.Remove(s.Store.SpareSocket(u.Name)); err != nil { // the driver's end of it is not served
+		if err := os.Remove(s.parts.Store.SpareSocket(u.Name)); err != nil { // the driver's end of it is not served
 			t.Error(err)
 		}
-		h.Serve(t, s.Store.SpareSocket(u.Name))
+		h.Serve(t, s.parts.Store.SpareSocket(u.Name))
 		cancel()
 		close(l.ready)
 	}
-	s.Launcher = l
+	s.parts.Launcher = l
 	s.Run(ctx)
 	if !h.WasAsked("quit") || len(l.Killed) != 1 {
 		t.Errorf("asked to quit: %t, killed: %v", h.WasAsked("quit"), l.Killed)
 	}
-	if left, err := s.Store.Spares.All(t.Context()); err != nil || len(left) > 0 {
+	if left, err := s.parts.Store.Spares(t.Context()); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }

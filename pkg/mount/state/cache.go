@@ -2,16 +2,15 @@ package state
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
-	"os"
 	"slices"
 	"sync"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 )
 
 // recordCache keeps the records of a directory that were read, so that a publication on a node with many mounts reads only the files
-// that have changed. Records are replaced as a whole (writeFile), so a changed one has another inode. This driver forgets those that it
+// that have changed. Records are replaced as a whole (writeRecord), so a changed one has another inode. This driver forgets those that it
 // writes: a file system may give a third version the inode of the first.
 type recordCache[T any] struct {
 	clone func(T) T // callers may modify what they get
@@ -30,25 +29,21 @@ type cachedRecord[T any] struct {
 type fileVersion struct {
 	device, inode uint64
 	size          int64
-	modified      unix.Timespec
+	modified      syscall.Timespec
 }
 
 func newRecordCache[T any](clone func(T) T) *recordCache[T] {
 	return &recordCache[T]{clone: clone, known: map[string]cachedRecord[T]{}}
 }
 
-// read returns the record in a file, and reads it if the file has changed. A nil cache reads it every time.
-func (c *recordCache[T]) read(f files, file string) (record T, ok bool, err error) {
-	if c == nil {
-		ok, err = f.readJSON(file, &record)
-		return record, ok, err
-	}
+// read returns the record in a file of the state directory, and reads it if the file has changed.
+func (c *recordCache[T]) read(s *Store, file string) (record T, ok bool, err error) {
 	c.mu.Lock()
 	cached, found := c.known[file]
 	forgotten := c.forgotten
 	c.mu.Unlock()
 	// Before the content: if the file is replaced in between, it is read again the next time.
-	version, err := versionOf(file)
+	version, err := s.versionOf(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		c.forget(file)
 		return record, false, nil
@@ -59,7 +54,7 @@ func (c *recordCache[T]) read(f files, file string) (record T, ok bool, err erro
 	if found && cached.version == version {
 		return c.clone(cached.record), true, nil
 	}
-	if ok, err = f.readJSON(file, &record); ok && err == nil {
+	if ok, err = s.readRecord(file, &record); ok && err == nil {
 		c.keep(file, cachedRecord[T]{version, c.clone(record)}, forgotten)
 	}
 	return record, ok, err
@@ -76,9 +71,6 @@ func (c *recordCache[T]) keep(file string, r cachedRecord[T], forgotten uint64) 
 
 // forget forgets the record in a file.
 func (c *recordCache[T]) forget(file string) {
-	if c == nil {
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.known, file)
@@ -88,9 +80,6 @@ func (c *recordCache[T]) forget(file string) {
 // prune forgets records that were removed, if there are many. present is how many there are.
 func (c *recordCache[T]) prune(present int) {
 	const spare = 100
-	if c == nil {
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.known) > present+spare {
@@ -98,10 +87,14 @@ func (c *recordCache[T]) prune(present int) {
 	}
 }
 
-func versionOf(file string) (fileVersion, error) {
-	var st unix.Stat_t
-	if err := unix.Lstat(file, &st); err != nil {
-		return fileVersion{}, &os.PathError{Op: "lstat", Path: file, Err: err}
+func (s *Store) versionOf(file string) (v fileVersion, err error) {
+	fi, err := s.root.Lstat(file)
+	if err != nil {
+		return v, s.located(err)
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return v, fmt.Errorf("%s: its version is unknown", file)
 	}
 	return fileVersion{st.Dev, st.Ino, st.Size, st.Mtim}, nil
 }
@@ -130,6 +123,5 @@ func copied[T any](p *T) *T {
 	if p == nil {
 		return nil
 	}
-	v := *p
-	return &v
+	return new(*p)
 }

@@ -1,11 +1,8 @@
 package state
 
 import (
-	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
-	"sync/atomic"
 	"testing"
 )
 
@@ -57,7 +54,7 @@ func shared(path string, a, b reflect.Value) (same []string) {
 	return same
 }
 
-func TestClonesShareNothing(t *testing.T) {
+func TestClone_SharesNothing(t *testing.T) {
 	var m Mount
 	fill(reflect.ValueOf(&m).Elem())
 	var p Publication
@@ -72,10 +69,10 @@ func TestClonesShareNothing(t *testing.T) {
 	}
 }
 
-func TestUnchangedRecordsAreReadOnce(t *testing.T) {
-	f := files{Paths: Paths{Dir: t.TempDir(), Cache: t.TempDir()}, reads: &atomic.Int64{}}
+func TestRecordCache_UnchangedRecordIsReadOnce(t *testing.T) {
+	f := testStore(t)
 	c := newRecordCache(Mount.clone)
-	file := filepath.Join(f.Dir, "record")
+	const file = "record"
 	read := func() (Mount, bool) {
 		t.Helper()
 		m, ok, err := c.read(f, file)
@@ -88,7 +85,7 @@ func TestUnchangedRecordsAreReadOnce(t *testing.T) {
 		t.Error("there is no record yet")
 	}
 	for round, want := range []string{"one", "two", "six"} { // of one length, within one tick of the clock
-		if err := writeJSON(file, Mount{Name: want, Predecessors: []string{"a"}}); err != nil {
+		if err := f.writeRecord(file, Mount{Name: want, Predecessors: []string{"a"}}); err != nil {
 			t.Fatal(err)
 		}
 		for range 3 {
@@ -102,13 +99,13 @@ func TestUnchangedRecordsAreReadOnce(t *testing.T) {
 			t.Errorf("%d reads of %d versions", reads, round+1)
 		}
 	}
-	if err := os.WriteFile(file, []byte("damaged"), 0o600); err != nil {
+	if err := f.root.WriteFile(file, []byte("damaged"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := c.read(f, file); err == nil || !strings.Contains(err.Error(), file) {
 		t.Errorf("a damaged record: %v", err)
 	}
-	if err := os.Remove(file); err != nil {
+	if err := f.root.Remove(file); err != nil {
 		t.Fatal(err)
 	}
 	if _, ok := read(); ok || len(c.known) > 0 {
@@ -117,9 +114,9 @@ func TestUnchangedRecordsAreReadOnce(t *testing.T) {
 }
 
 // A record that is written while it is read is not kept: a file system may give the next version the inode of the one before.
-func TestRecordsThatAreWrittenMeanwhileAreNotKept(t *testing.T) {
-	f := files{Paths: Paths{Dir: t.TempDir(), Cache: t.TempDir()}, reads: &atomic.Int64{}}
-	file := filepath.Join(f.Dir, "record")
+func TestRecordCache_RecordWrittenMeanwhileIsNotKept(t *testing.T) {
+	f := testStore(t)
+	const file = "record"
 	var c *recordCache[Mount]
 	written := false
 	c = newRecordCache(func(m Mount) Mount { // between reading and keeping
@@ -129,7 +126,7 @@ func TestRecordsThatAreWrittenMeanwhileAreNotKept(t *testing.T) {
 		}
 		return m.clone()
 	})
-	if err := writeJSON(file, Mount{Name: "one"}); err != nil {
+	if err := f.writeRecord(file, Mount{Name: "one"}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []int{0, 1} {

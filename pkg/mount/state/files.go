@@ -13,8 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
@@ -23,31 +21,9 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/rmtree"
 )
 
-// files is the state directory. Its methods do plain file I/O and must be called in the host's mount namespace.
-//
-//	mounts/<name>/mount.json    the record
-//	mounts/<name>/helper.sock   the helper's socket
-//	mounts/<name>/state         the helper's own directory, of the mount's uid, or a link to
-//	scratch/<name>/             its file system
-//	sources/<name>              the mount point
-//	spares/<spare>/             see spares.go
-//	publications/<hash>.json    one for each target
-//	usage/<hash>.json           one for each volume whose usage is measured
-//
-// See access.go for their permissions.
-type files struct {
-	Paths
-	// bounded: what mounts can write to in dir is limited, each in a file system of its own.
-	bounded bool
-	reads   *atomic.Int64 // of records; nil: they are not counted
-
-	mounts       *recordCache[Mount] // nil: records are read every time
-	publications *recordCache[Publication]
-}
-
 // clearTemporaries removes files that a driver was writing when it exited. There must be no other writer.
-func (f files) clearTemporaries() error {
-	for _, dir := range []string{f.Dir, f.publicationsDir(), f.usageDir(), f.Cache} {
+func (s *Store) clearTemporaries() error {
+	for _, dir := range []string{s.Dir, s.publicationsDir(), s.usageDir(), s.Cache} {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			return err
@@ -65,8 +41,8 @@ func (f files) clearTemporaries() error {
 
 // readSalt returns the node's random salt, which is made at first use. It survives a reboot if the cache does: a mount that still has
 // data to store is found by its key then.
-func (f files) readSalt() ([]byte, error) {
-	files := []string{filepath.Join(f.Dir, "salt"), filepath.Join(f.Cache, "salt")}
+func (s *Store) readSalt() ([]byte, error) {
+	files := []string{filepath.Join(s.Dir, "salt"), filepath.Join(s.Cache, "salt")}
 	var salt []byte
 	for _, file := range files {
 		b, err := os.ReadFile(file)
@@ -92,26 +68,36 @@ func (f files) readSalt() ([]byte, error) {
 	return salt, nil
 }
 
+// writeDurably replaces a file of the cache directory that must survive a power cut.
+func writeDurably(file string, b []byte) error {
+	return atomicfile.Writer{Durable: true, BeforeRename: func() { failpoint.Here("write.durable") }}.Write(file, b)
+}
+
+// NextGeneration returns a number for a new mount with that key. It is larger than all before it, across all keys.
+func (s *Store) NextGeneration(ctx context.Context, key string) (uint64, error) {
+	return get(ctx, s, func() (uint64, error) { return s.nextGeneration(key) })
+}
+
 // nextGeneration counts up, across all keys. It skips numbers whose cache directory survived a reboot. It starts at a random number:
 // another driver, or another host whose processes this one sees, may mount the same volume, and its mounts' names must differ.
-func (f files) nextGeneration(key string) (uint64, error) {
-	file := filepath.Join(f.Dir, "generation")
+func (s *Store) nextGeneration(key string) (uint64, error) {
+	const file = "generation"
 	var last uint64
-	switch b, err := os.ReadFile(file); {
+	switch b, err := s.root.ReadFile(file); {
 	case err == nil:
 		if last, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 63); err != nil {
-			return 0, fmt.Errorf("%s does not contain a number: %w", file, err)
+			return 0, fmt.Errorf("%s does not contain a number: %w", filepath.Join(s.Dir, file), err)
 		}
 	case errors.Is(err, fs.ErrNotExist):
 		var start [4]byte
 		_, _ = rand.Read(start[:]) // never fails (crypto/rand)
 		last = uint64(binary.BigEndian.Uint32(start[:]))
 	default:
-		return 0, err
+		return 0, s.located(err)
 	}
 	for {
 		last++
-		_, err := os.Lstat(f.CacheDir(mount.Name(key, last)))
+		_, err := os.Lstat(s.CacheDir(mount.Name(key, last)))
 		if errors.Is(err, fs.ErrNotExist) {
 			break
 		}
@@ -119,305 +105,192 @@ func (f files) nextGeneration(key string) (uint64, error) {
 			return 0, err
 		}
 	}
-	return last, writeFile(file, []byte(strconv.FormatUint(last, 10)+"\n"))
+	return last, s.writeRecord(file, last)
 }
 
-func (f files) record(name string) (r Mount, ok bool, err error) {
-	r, ok, err = f.mounts.read(f, f.recordFile(name))
-	if ok && r.Name != name {
-		return r, false, fmt.Errorf("%s is %w: it describes another mount, %q", f.recordFile(name), ErrDamaged, r.Name)
-	}
-	return r, ok, err
-}
-
-func (f files) writeRecord(r Mount) error {
-	file := f.recordFile(r.Name)
-	defer f.mounts.forget(file)
-	return writeJSON(file, r)
-}
-
-// owner returns a mount's uid by its helper's directory, for a mount whose record is lost; 0: no helper was ever started.
-func (f files) owner(name string) (uint32, error) { return ownerOf(f.HelperDir(name)) }
-
-// ownerOf returns the uid of a file's owner; 0: there is no such file.
-func ownerOf(file string) (uint32, error) {
-	fi, err := os.Lstat(file)
-	if err != nil {
-		return 0, ignoreMissing(err)
-	}
-	st, ok := fi.Sys().(*syscall.Stat_t)
-	if !ok {
-		return 0, fmt.Errorf("%s: its owner is unknown", file)
-	}
-	return st.Uid, nil
-}
-
-// ErrDamaged is the error of a record that cannot be read. Only its file's name identifies the mount.
-var ErrDamaged = errors.New("damaged")
-
-// recordsOf reads the records of the mounts with that key; "" is all keys. A directory without a readable record is of a driver that
-// exited while it made the mount, or its record was damaged.
-func (f files) recordsOf(key string) (records []Mount, err error) {
-	entries, err := os.ReadDir(f.MountsDir())
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		if !mount.ValidName(e.Name()) || key != "" && mount.KeyOf(e.Name()) != key {
-			continue
-		}
-		r, ok, err := f.record(e.Name())
-		if err != nil && (key != "" || !errors.Is(err, ErrDamaged)) {
-			return nil, err
-		}
-		if ok && err == nil {
-			records = append(records, r)
-		}
-	}
-	f.mounts.prune(len(entries))
-	return records, nil
-}
-
-func (f files) names() ([]string, error) {
-	var names []string
-	seen := map[string]bool{}
-	for _, dir := range []string{f.MountsDir(), f.SourcesDir()} {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range entries {
-			if mount.ValidName(e.Name()) && !seen[e.Name()] {
-				seen[e.Name()] = true
-				names = append(names, e.Name())
-			}
-		}
-	}
-	return names, nil
-}
-
-func (f files) succeed(rec Mount) error {
-	pubs := publicationFiles{f}
-	for _, former := range rec.Predecessors {
-		old, ok, err := f.record(former)
-		if err != nil && !errors.Is(err, ErrDamaged) {
-			return err
-		}
-		if ok && err == nil && !old.Superseded {
-			old.Superseded = true
-			if err := f.writeRecord(old); err != nil {
-				return err
-			}
-			failpoint.Here("succeed.superseded")
-		}
-		moved, err := pubs.of(former)
-		if err != nil {
-			return err
-		}
-		for _, p := range moved {
-			p.Mount = rec.Name
-			if err := pubs.write(p); err != nil {
-				return err
-			}
-			failpoint.Here("succeed.moved")
-		}
-	}
-	return nil
-}
-
-// leftCaches is Store.OrphanedCaches. It removes the directories that are empty.
-func (f files) leftCaches() (dirs []string, err error) {
-	entries, err := os.ReadDir(f.Cache)
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		if !e.IsDir() || isSpare(e.Name()) {
-			continue
-		}
-		// A mount that is being started has its other directory first.
-		if _, err := os.Lstat(f.MountDir(e.Name())); errors.Is(err, fs.ErrNotExist) && os.Remove(f.CacheDir(e.Name())) != nil {
-			dirs = append(dirs, f.CacheDir(e.Name()))
-		}
-	}
-	return dirs, nil
-}
-
-func (f files) keep(name, dir string) (string, error) {
-	from, to := filepath.Join(f.CacheDir(name), dir), filepath.Join(f.Cache, keptPrefix+name)
-	if fi, err := os.Lstat(from); err != nil || !fi.IsDir() {
-		return "", ignoreMissing(err)
-	}
-	// The client chose its mode, and every user may pass through the cache directory.
-	if err := os.Chmod(from, modeClosed); err != nil {
-		return "", err
-	}
-	return to, os.Rename(from, to)
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-func (f files) readJSON(file string, v any) (ok bool, err error) {
-	if f.reads != nil {
-		f.reads.Add(1)
-	}
-	b, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	if err := json.Unmarshal(b, v); err != nil {
-		return false, fmt.Errorf("%s is %w: %w", file, ErrDamaged, err)
-	}
-	return true, nil
-}
-
-func writeJSON(file string, v any) error {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	return writeFile(file, append(b, '\n'))
-}
-
-// writeFile replaces a file as a whole. The state directory does not outlive the kernel, so nothing is synced.
-func writeFile(file string, b []byte) error {
-	return atomicfile.Writer{BeforeRename: func() { failpoint.Here("write.temporary") }}.Write(file, b)
-}
-
-// writeDurably is writeFile for what must survive a power cut.
-func writeDurably(file string, b []byte) error {
-	return atomicfile.Writer{Durable: true, BeforeRename: func() { failpoint.Here("write.durable") }}.Write(file, b)
-}
-
-// uids returns the uids in use, by the owners of the mounts' directories and of caches that survived a reboot: another mount's client
+// UIDs returns the uids in use, by the owners of the mounts' directories and of caches that survived a reboot: another mount's client
 // must not read those. Records need not be read, because a mount's cache is made under the lock under which its uid is chosen.
-func (f files) uids() (map[uint32]bool, error) {
-	used := map[uint32]bool{}
-	add := func(dir string, file func(name string) string) error {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			return err
-		}
-		for _, e := range entries {
-			uid, err := ownerOf(file(e.Name()))
+func (s *Store) UIDs(ctx context.Context) (map[uint32]bool, error) {
+	return get(ctx, s, func() (map[uint32]bool, error) {
+		used := map[uint32]bool{}
+		for dir, owned := range map[string]func(name string) string{s.MountsDir(): s.HelperDir, s.Cache: s.CacheDir} {
+			entries, err := os.ReadDir(dir)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			used[uid] = true
+			for _, e := range entries {
+				uid, err := ownerOf(owned(e.Name()))
+				if err != nil {
+					return nil, err
+				}
+				used[uid] = true
+			}
 		}
-		return nil
-	}
-	err := errors.Join(
-		add(f.MountsDir(), f.HelperDir),
-		add(f.Cache, func(name string) string { return filepath.Join(f.Cache, name) }))
-	return used, err
+		return used, nil
+	})
 }
 
-// make makes a mount's directories and, first of all, its record, so that each directory can be attributed.
-func (f files) make(r Mount) error {
-	if err := os.Mkdir(f.MountDir(r.Name), modeClosed); err != nil {
-		return err
-	}
-	failpoint.Here("make.directory")
-	if err := f.writeRecord(r); err != nil {
-		return err
-	}
-	failpoint.Here("make.recorded")
-	if err := f.admit(r.Name, int(r.UID)); err != nil {
-		return err
-	}
-	if err := f.makeWritable(r); err != nil {
-		return err
-	}
-	failpoint.Here("make.directories")
-	return os.Mkdir(f.SourceDir(r.Name), modeClosed)
+// Make makes a mount's directories and, first of all, its record, so that each directory can be attributed.
+func (s *Store) Make(ctx context.Context, m Mount) error {
+	return s.do(ctx, func() error {
+		if err := os.Mkdir(s.MountDir(m.Name), modeClosed); err != nil {
+			return err
+		}
+		failpoint.Here("make.directory")
+		if err := s.Write(ctx, m); err != nil {
+			return err
+		}
+		failpoint.Here("make.recorded")
+		if err := s.admitGroup(m.Name, int(m.UID)); err != nil {
+			return err
+		}
+		if err := s.makeWritable(m); err != nil {
+			return err
+		}
+		failpoint.Here("make.directories")
+		return os.Mkdir(s.SourceDir(m.Name), modeClosed)
+	})
 }
 
 // makeWritable makes the directories that a mount's helper can write to, or takes those of its spare.
-func (f files) makeWritable(r Mount) error {
-	if r.Spare != "" {
-		if err := f.takeScratch(r.Name, r.Spare, int(r.UID)); err != nil {
+func (s *Store) makeWritable(m Mount) error {
+	if m.Spare != "" {
+		if err := s.takeScratch(m.Name, m.Spare, int(m.UID)); err != nil {
 			return err
 		}
-		return f.takeCache(r.Name, r.Spare)
+		return s.takeCache(m.Name, m.Spare)
 	}
-	if err := f.makeHelperDir(r.Name, int(r.UID)); err != nil {
+	if err := s.makeHelperDir(m.Name, int(m.UID)); err != nil {
 		return err
 	}
-	if err := os.Mkdir(f.CacheDir(r.Name), modeClosed); err != nil {
-		return err
-	}
-	return os.Lchown(f.CacheDir(r.Name), int(r.UID), int(r.UID))
+	return s.makeCache(m.Name, int(m.UID))
 }
 
-func (f files) remove(ctx context.Context, name string) error {
-	if err := ignoreMissing(os.Remove(f.SourceDir(name))); err != nil {
+func (s *Store) makeCache(name string, uid int) error {
+	if err := os.Mkdir(s.CacheDir(name), modeClosed); err != nil {
+		return err
+	}
+	return os.Lchown(s.CacheDir(name), uid, uid)
+}
+
+// WriteCA writes a mount's CAFile, readable by the client.
+func (s *Store) WriteCA(_ context.Context, name, certificates string) error {
+	return noSpace(s.located(s.root.WriteFile(filepath.Join(mountsDir, name, caName), []byte(certificates), 0o644)))
+}
+
+// Remove removes a mount's directories, its record last. Nothing may be mounted on its source, and none of its processes may be left.
+func (s *Store) Remove(ctx context.Context, name string) error {
+	return s.do(ctx, func() error { return s.remove(ctx, name) })
+}
+
+func (s *Store) remove(ctx context.Context, name string) error {
+	if err := ignoreMissing(os.Remove(s.SourceDir(name))); err != nil {
 		return err
 	}
 	failpoint.Here("remove.source")
-	if err := errors.Join(ignoreMissing(os.Remove(f.keptRecord(name))), rmtree.Remove(ctx, f.CacheDir(name))); err != nil {
+	if err := errors.Join(ignoreMissing(os.Remove(s.keptRecord(name))), rmtree.Remove(ctx, s.CacheDir(name))); err != nil {
 		return err
 	}
 	failpoint.Here("remove.cache")
-	if err := f.removeScratch(ctx, name); err != nil {
+	if err := s.removeScratch(ctx, name); err != nil {
 		return err
 	}
-	entries, err := os.ReadDir(f.MountDir(name))
+	entries, err := os.ReadDir(s.MountDir(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	for _, e := range entries {
-		if path := filepath.Join(f.MountDir(name), e.Name()); path != f.recordFile(name) {
-			err = errors.Join(err, rmtree.Remove(ctx, path))
+		if e.Name() != recordName {
+			err = errors.Join(err, rmtree.Remove(ctx, filepath.Join(s.MountDir(name), e.Name())))
 		}
 	}
 	if err != nil {
 		return err
 	}
 	failpoint.Here("remove.files")
-	return rmtree.Remove(ctx, f.MountDir(name))
+	return rmtree.Remove(ctx, s.MountDir(name))
+}
+
+// CacheExists reports whether a mount's cache directory exists. It is the first directory that Remove removes.
+func (s *Store) CacheExists(ctx context.Context, name string) (bool, error) {
+	return get(ctx, s, func() (bool, error) {
+		_, err := os.Lstat(s.CacheDir(name))
+		return err == nil, ignoreMissing(err)
+	})
+}
+
+// OrphanedCaches returns the directories of the cache that belong to no mount and are not empty. It removes those that are empty.
+func (s *Store) OrphanedCaches(ctx context.Context) ([]string, error) {
+	return get(ctx, s, func() (dirs []string, err error) {
+		entries, err := os.ReadDir(s.Cache)
+		for _, e := range entries {
+			if !e.IsDir() || isSpare(e.Name()) {
+				continue
+			}
+			// A mount that is being started has its other directory first.
+			if dir := s.CacheDir(e.Name()); !s.exists(filepath.Join(mountsDir, e.Name())) && os.Remove(dir) != nil {
+				dirs = append(dirs, dir)
+			}
+		}
+		return dirs, err
+	})
+}
+
+// Keep moves a directory out of a mount's cache to a directory beside it and returns that one's path; "" if there is nothing to
+// keep. None of the mount's processes may be left.
+func (s *Store) Keep(ctx context.Context, name, dir string) (path string, err error) {
+	return get(ctx, s, func() (string, error) {
+		from, to := filepath.Join(s.CacheDir(name), dir), filepath.Join(s.Cache, keptPrefix+name)
+		if fi, err := os.Lstat(from); err != nil || !fi.IsDir() {
+			return "", ignoreMissing(err)
+		}
+		// The client chose its mode, and every user may pass through the cache directory.
+		if err := os.Chmod(from, modeClosed); err != nil {
+			return "", err
+		}
+		return to, os.Rename(from, to)
+	})
 }
 
 // The state directory is gone after a reboot, as the mounts are; the cache directory is not. Beside a mount's cache is a copy of the
 // mount's record, <cache>/<name>.json. If the client may hold files that are not stored yet, the copy restores the mount in phase
 // Ending, so that they are stored after all. Any other cache holds nothing that is not in S3, and is removed.
 
-// keepRecord writes that copy; durably, if files would be lost without it after a power cut.
-func (f files) keepRecord(rec Mount, durably bool) error {
-	b, err := json.Marshal(rec)
+// WriteCopy writes the copy of a mount's record in the cache directory. If durably is set, it outlives a power cut.
+func (s *Store) WriteCopy(ctx context.Context, m Mount, durably bool) error {
+	b, err := json.Marshal(m)
 	if err != nil {
 		return err
 	}
-	if durably {
-		return writeDurably(f.keptRecord(rec.Name), b)
-	}
-	return writeFile(f.keptRecord(rec.Name), b)
+	return s.do(ctx, func() error {
+		if durably {
+			return writeDurably(s.keptRecord(m.Name), b)
+		}
+		return atomicfile.Writer{BeforeRename: func() { failpoint.Here("write.temporary") }}.Write(s.keptRecord(m.Name), b)
+	})
 }
 
-func (f files) restore(ctx context.Context, keeps func(Mount) bool) (names []string, err error) {
-	var errs []error
-	entries, err := os.ReadDir(f.Cache)
-	if err != nil {
-		return nil, err
+// WriteBoth writes a mount's record and its copy in the cache directory, which outlives a power cut.
+func (s *Store) WriteBoth(ctx context.Context, m Mount) error {
+	const durably = true
+	if err := s.WriteCopy(ctx, m, durably); err != nil {
+		return err
 	}
+	return s.Write(ctx, m)
+}
+
+// Restore restores the mounts that a reboot ended and that may have pending uploads, as keeps reports, in phase
+// Ending. It returns their names, also with an error. The caches of the others are removed.
+func (s *Store) Restore(ctx context.Context, keeps func(Mount) bool) (names []string, err error) {
+	entries, err := get(ctx, s, func() ([]os.DirEntry, error) { return os.ReadDir(s.Cache) })
+	var errs []error
 	for _, e := range entries {
 		name, ok := strings.CutSuffix(e.Name(), ".json")
-		if !ok || !mount.ValidName(name) {
-			continue
-		}
 		// A directory without the record is of a restore that was interrupted.
-		if _, err := os.Lstat(f.recordFile(name)); !errors.Is(err, fs.ErrNotExist) {
+		if !ok || !mount.ValidName(name) || s.exists(recordFile(name)) {
 			continue
 		}
-		restored, err := f.restoreOne(ctx, name, keeps)
+		restored, err := get(ctx, s, func() (bool, error) { return s.restore(ctx, name, keeps) })
 		if err != nil { // one cache must not keep the others from being restored
 			errs = append(errs, fmt.Errorf("mount %s: %w", name, err))
 		}
@@ -425,34 +298,38 @@ func (f files) restore(ctx context.Context, keeps func(Mount) bool) (names []str
 			names = append(names, name)
 		}
 	}
-	return names, errors.Join(errs...)
+	return names, errors.Join(append(errs, err)...)
 }
 
-func (f files) restoreOne(ctx context.Context, name string, keeps func(Mount) bool) (bool, error) {
-	var rec Mount
-	if _, err := f.readJSON(f.keptRecord(name), &rec); err != nil && !errors.Is(err, ErrDamaged) {
+func (s *Store) restore(ctx context.Context, name string, keeps func(Mount) bool) (bool, error) {
+	var m Mount
+	b, err := os.ReadFile(s.keptRecord(name))
+	if err == nil {
+		err = decode(s.keptRecord(name), b, &m)
+	}
+	if ignoreMissing(err) != nil && !errors.Is(err, ErrDamaged) {
 		return false, err
 	}
-	uid, err := ownerOf(f.CacheDir(name))
+	uid, err := ownerOf(s.CacheDir(name))
 	if err != nil {
 		return false, err
 	}
-	if rec.Name != name || rec.UID != uid || uid == 0 {
+	if m.Name != name || m.UID != uid || uid == 0 {
 		// Nothing is left to store, or it is unknown where to: a directory is reported and kept.
-		return false, ignoreMissing(os.Remove(f.keptRecord(name)))
+		return false, ignoreMissing(os.Remove(s.keptRecord(name)))
 	}
-	if !keeps(rec) {
-		return false, errors.Join(rmtree.Remove(ctx, f.CacheDir(name)), ignoreMissing(os.Remove(f.keptRecord(name))))
+	if !keeps(m) {
+		return false, errors.Join(rmtree.Remove(ctx, s.CacheDir(name)), ignoreMissing(os.Remove(s.keptRecord(name))))
 	}
-	rec.Phase, rec.Ending, rec.Minor, rec.OOMKills, rec.Superseded, rec.Predecessors, rec.Spare = Ending, time.Now(), 0, 0, false, nil, ""
-	for _, dir := range []string{f.MountDir(name), f.SourceDir(name)} {
+	m.Phase, m.Ending, m.Minor, m.OOMKills, m.Superseded, m.Predecessors, m.Spare = Ending, time.Now(), 0, 0, false, nil, ""
+	for _, dir := range []string{s.MountDir(name), s.SourceDir(name)} {
 		if err := os.Mkdir(dir, modeClosed); err != nil && !errors.Is(err, fs.ErrExist) {
 			return false, err
 		}
 	}
-	if err := errors.Join(f.admit(name, int(uid)), f.makeHelperDir(name, int(uid))); err != nil {
+	if err := errors.Join(s.admitGroup(name, int(uid)), s.makeHelperDir(name, int(uid))); err != nil {
 		return false, err
 	}
 	failpoint.Here("restore.directories")
-	return true, f.writeRecord(rec)
+	return true, s.Write(ctx, m)
 }

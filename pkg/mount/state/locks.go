@@ -33,7 +33,7 @@ func (l locks) Close() error {
 // lockDirs locks the state directory, and the cache directory, which a driver with another state directory may use.
 func (s *Store) lockDirs() (held locks, err error) {
 	for _, d := range []struct{ dir, flags string }{{s.Dir, "--state-dir, --cache-dir and --uid-range"}, {s.Cache, "--cache-dir"}} {
-		f, err := s.take(filepath.Join(d.dir, "lock"), "another driver is using "+d.dir, d.flags)
+		f, err := s.lockFile(filepath.Join(d.dir, "lock"), "another driver is using "+d.dir, d.flags)
 		if err != nil {
 			return nil, errors.Join(err, held.Close())
 		}
@@ -45,7 +45,9 @@ func (s *Store) lockDirs() (held locks, err error) {
 // LockUIDs fails if another driver of this host uses any of the uids: each finds, and kills, the processes of its mounts by their uids. The
 // lock is held until Close.
 func (s *Store) LockUIDs(ctx context.Context, first, last uint32) error {
-	f, err := host.Call(ctx, s.ns, "locking user ids", func(f *os.File) { f.Close() }, func() (*os.File, error) { return s.lockUIDs(ctx, uidLocks, first, last) })
+	f, err := host.Call(ctx, s.ns, "locking user ids", func(f *os.File) { f.Close() }, func() (*os.File, error) {
+		return s.lockUIDs(ctx, uidLocks, first, last)
+	})
 	if err != nil {
 		return fmt.Errorf("--uid-range %d-%d: %w", first, last, err)
 	}
@@ -75,7 +77,7 @@ func (s *Store) lockUIDs(ctx context.Context, dir string, first, last uint32) (*
 		if _, err := fmt.Sscanf(name, "%d-%d", &from, &to); err != nil || to < first || last < from {
 			continue
 		}
-		f, err := s.take(filepath.Join(dir, name), used, "--uid-range")
+		f, err := s.lockFile(filepath.Join(dir, name), used, "--uid-range")
 		if err != nil {
 			return nil, err
 		}
@@ -84,11 +86,11 @@ func (s *Store) lockUIDs(ctx context.Context, dir string, first, last uint32) (*
 			return nil, err
 		}
 	}
-	return s.take(filepath.Join(dir, fmt.Sprintf("%d-%d", first, last)), used, "--uid-range")
+	return s.lockFile(filepath.Join(dir, fmt.Sprintf("%d-%d", first, last)), used, "--uid-range")
 }
 
-// take locks a file and writes there who has the lock, for the error of another driver.
-func (s *Store) take(file, used, flags string) (*os.File, error) {
+// lockFile locks a file and writes there who has the lock, for the error of another driver.
+func (s *Store) lockFile(file, used, flags string) (*os.File, error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err

@@ -25,7 +25,7 @@ func refusedFor(t *testing.T, err error, flag string, other *Store) {
 }
 
 func TestLocks_DirectoriesOfAnotherDriverAreRefused(t *testing.T) {
-	first, second := &Store{base: base{files: newFiles(t)}}, &Store{base: base{files: newFiles(t)}}
+	first, second := testStore(t), testStore(t)
 	held, err := first.lockDirs()
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func TestLocks_DirectoriesOfAnotherDriverAreRefused(t *testing.T) {
 }
 
 func TestLocks_OverlappingUIDsOfAnotherDriverAreRefused(t *testing.T) {
-	first, second := &Store{base: base{files: newFiles(t)}}, &Store{base: base{files: newFiles(t)}}
+	first, second := testStore(t), testStore(t)
 	dir := t.TempDir() + "/uids"
 	lock := func(s *Store, from, to uint32) (*os.File, error) { return s.lockUIDs(t.Context(), dir, from, to) }
 	f, err := lock(first, 5000, 5999)

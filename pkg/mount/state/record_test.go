@@ -8,7 +8,7 @@ import (
 )
 
 // A mount that was rotated can be joined with the new secret, and not with the old one.
-func TestWhoMayJoinARotatedMount(t *testing.T) {
+func TestJoinable_RotatedMountNeedsTheNewSecret(t *testing.T) {
 	old, now := mount.Spec{Source: credentials.SourceSecret, Identity: "old"}, mount.Spec{Source: credentials.SourceSecret, Identity: "new"}
 	for what, tc := range map[string]struct {
 		rec      Mount

@@ -16,8 +16,7 @@ import (
 
 // The state directory is on the host's /run as a rule, and a client can write to its part of it. So that no client fills
 // /run, and none takes space from another, each mount's part is a small tmpfs of its own on scratch/<name>.
-// mounts/<name>/state is a symbolic link to it: drivers without this directory remove the link, and what they
-// leave is removed by the next driver that has it.
+// mounts/<name>/state is a symbolic link to it, whose owner is the mount's uid.
 const (
 	// The files there are the client's last output (64 KiB), the helper's log (256 KiB), and what a client puts into HOME and
 	// TMPDIR, which those of this driver do not use.
@@ -26,23 +25,17 @@ const (
 )
 
 // makeHelperDir makes a mount's part of the state directory, owned by the mount's uid. It can be repeated after a crash.
-func (f files) makeHelperDir(name string, uid int) error {
-	if !f.bounded {
-		if err := os.Mkdir(f.HelperDir(name), modeClosed); err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
-		}
-		return os.Lchown(f.HelperDir(name), uid, uid)
-	}
-	if err := f.mountScratch(name, uid); err != nil {
+func (s *Store) makeHelperDir(name string, uid int) error {
+	if err := s.mountScratch(name, uid); err != nil {
 		return err
 	}
 	failpoint.Here("make.scratch")
-	return f.linkScratch(name, uid)
+	return s.linkScratch(name, uid)
 }
 
 // mountScratch mounts a tmpfs on scratch/<name>, unless something is mounted there.
-func (f files) mountScratch(name string, uid int) error {
-	dir := f.scratchDir(name)
+func (s *Store) mountScratch(name string, uid int) error {
+	dir := s.scratchDir(name)
 	if err := os.Mkdir(dir, modeClosed); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
@@ -58,27 +51,23 @@ func (f files) mountScratch(name string, uid int) error {
 }
 
 // linkScratch makes a mount's HelperDir a link to its file system.
-func (f files) linkScratch(name string, uid int) error {
-	if err := os.Symlink(filepath.Join("..", "..", "scratch", name), f.HelperDir(name)); err != nil && !errors.Is(err, fs.ErrExist) {
+func (s *Store) linkScratch(name string, uid int) error {
+	if err := os.Symlink(filepath.Join("..", "..", "scratch", name), s.HelperDir(name)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return os.Lchown(f.HelperDir(name), uid, uid) // by which owner finds it
+	return os.Lchown(s.HelperDir(name), uid, uid) // by which owner finds it
 }
 
-// remountHelperDir mounts a mount's tmpfs again if it was unmounted, for example by a reboot that the state directory outlived.
-// A plain directory of an older driver stays.
-func (f files) remountHelperDir(name string, uid int) error {
-	fi, err := os.Lstat(f.HelperDir(name))
-	if err != nil || fi.Mode()&os.ModeSymlink == 0 {
-		return err
-	}
-	return f.makeHelperDir(name, uid)
+// RestoreHelperDir mounts the file system of a mount's HelperDir again if it was unmounted, for example by a reboot that the state
+// directory outlived.
+func (s *Store) RestoreHelperDir(ctx context.Context, m Mount) error {
+	return s.do(ctx, func() error { return s.makeHelperDir(m.Name, int(m.UID)) })
 }
 
 // removeScratch removes a mount's tmpfs, if it has one. The files are removed first, so that a copy of the tmpfs in another mount
 // namespace, such as that of a container that sees the host's files, keeps no memory.
-func (f files) removeScratch(ctx context.Context, name string) error {
-	dir := f.scratchDir(name)
+func (s *Store) removeScratch(ctx context.Context, name string) error {
+	dir := s.scratchDir(name)
 	mounted, err := isMountPoint(dir)
 	if err != nil {
 		return ignoreMissing(err)
@@ -102,22 +91,19 @@ func (f files) removeScratch(ctx context.Context, name string) error {
 	return ignoreMissing(os.Remove(dir))
 }
 
-func (f files) clearScratch(ctx context.Context) error {
-	entries, err := os.ReadDir(f.scratch())
-	if err != nil {
-		return ignoreMissing(err)
-	}
-	var errs []error
-	for _, e := range entries {
-		if isSpare(e.Name()) {
-			continue
+// RemoveOrphans removes the file systems of mounts that are gone.
+func (s *Store) RemoveOrphans(ctx context.Context) error {
+	return s.do(ctx, func() error {
+		entries, err := os.ReadDir(s.scratch())
+		errs := []error{ignoreMissing(err)}
+		for _, e := range entries {
+			// Of a mount that comes up now, the other directory is there first.
+			if !isSpare(e.Name()) && !s.exists(filepath.Join(mountsDir, e.Name())) {
+				errs = append(errs, s.removeScratch(ctx, e.Name()))
+			}
 		}
-		// Of a mount that comes up now, the other directory is there first.
-		if _, err := os.Lstat(f.MountDir(e.Name())); errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, f.removeScratch(ctx, e.Name()))
-		}
-	}
-	return errors.Join(errs...)
+		return errors.Join(errs...)
+	})
 }
 
 // isMountPoint reports whether a file system other than its parent's is mounted on a directory.

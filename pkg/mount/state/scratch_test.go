@@ -13,25 +13,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 )
 
-// boundedStore is a store whose helpers have file systems of their own.
-func boundedStore(t *testing.T) files {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts file systems")
-	}
-	s := newFiles(t)
-	s.bounded = true
-	t.Cleanup(func() {
-		entries, _ := os.ReadDir(s.scratch())
-		for _, e := range entries {
-			_ = unix.Unmount(s.scratchDir(e.Name()), unix.MNT_DETACH)
-		}
-	})
-	return s
-}
-
 // mustHaveScratch fails the test unless a mount has a file system of its own, or has none.
-func (f files) mustHaveScratch(t *testing.T, name string, want bool) {
+func (f *Store) mustHaveScratch(t *testing.T, name string, want bool) {
 	t.Helper()
 	is, err := isMountPoint(f.scratchDir(name))
 	if err != nil && (want || !errors.Is(err, fs.ErrNotExist)) || is != want {
@@ -39,15 +22,15 @@ func (f files) mustHaveScratch(t *testing.T, name string, want bool) {
 	}
 }
 
-func TestAHelpersFileSystemComesAndGoesWithItsMount(t *testing.T) {
-	s := boundedStore(t)
+func TestScratch_ComesAndGoesWithItsMount(t *testing.T) {
+	s := testStore(t)
 	rec := Mount{Name: strings.Repeat("c", 24) + "-1", Phase: Starting, UID: 7100}
 	rec.Key = mount.KeyOf(rec.Name)
-	if err := s.make(rec); err != nil {
+	if err := s.Make(t.Context(), rec); err != nil {
 		t.Fatal(err)
 	}
 	s.mustHaveScratch(t, rec.Name, true)
-	if uid, err := s.owner(rec.Name); err != nil || uid != rec.UID {
+	if uid, err := ownerOf(s.HelperDir(rec.Name)); err != nil || uid != rec.UID {
 		t.Errorf("its owner is %d, %v", uid, err)
 	}
 	if uid, err := ownerOf(s.scratchDir(rec.Name)); err != nil || uid != rec.UID {
@@ -57,7 +40,7 @@ func TestAHelpersFileSystemComesAndGoesWithItsMount(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(s.HelperDir(rec.Name), "file"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.clearScratch(t.Context()); err != nil {
+	if err := s.RemoveOrphans(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.mustHaveScratch(t, rec.Name, true)
@@ -72,8 +55,8 @@ func TestAHelpersFileSystemComesAndGoesWithItsMount(t *testing.T) {
 	}
 }
 
-func TestAHelpersFileSystemWithoutAMountIsRemoved(t *testing.T) {
-	s := boundedStore(t)
+func TestScratch_OrphanIsRemoved(t *testing.T) {
+	s := testStore(t)
 	name := strings.Repeat("c", 24) + "-2"
 	if err := os.Mkdir(s.MountDir(name), 0o700); err != nil {
 		t.Fatal(err)
@@ -83,44 +66,23 @@ func TestAHelpersFileSystemWithoutAMountIsRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.RemoveAll(s.MountDir(name)); err != nil { // as an older driver does
+	if err := os.RemoveAll(s.MountDir(name)); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.clearScratch(t.Context()); err != nil {
+	if err := s.RemoveOrphans(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.mustHaveScratch(t, name, false)
 }
 
-func TestAHelpersFileSystemThatWasUnmountedComesBack(t *testing.T) {
-	s := boundedStore(t)
+func TestScratch_UnmountedOneComesBack(t *testing.T) {
+	s := testStore(t)
 	name := strings.Repeat("c", 24) + "-4"
 	if err := errors.Join(os.Mkdir(s.MountDir(name), 0o700), s.makeHelperDir(name, 7100), unix.Unmount(s.scratchDir(name), 0)); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.remountHelperDir(name, 7100); err != nil {
+	if err := s.RestoreHelperDir(t.Context(), Mount{Name: name, UID: 7100}); err != nil {
 		t.Fatal(err)
 	}
 	s.mustHaveScratch(t, name, true)
-}
-
-// Mounts of an older driver have plain directories, keep them, and go as they came.
-func TestAMountWithAPlainDirectoryIsRemoved(t *testing.T) {
-	s := boundedStore(t)
-	name := strings.Repeat("c", 24) + "-3"
-	for _, dir := range []string{s.HelperDir(name), s.SourceDir(name)} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := s.remountHelperDir(name, 7100); err != nil {
-		t.Fatal(err)
-	}
-	s.mustHaveScratch(t, name, false)
-	if err := s.remove(t.Context(), name); err != nil {
-		t.Fatal(err)
-	}
-	if left, _ := filepath.Glob(s.Dir + "/*/*"); len(left) != 0 {
-		t.Errorf("left: %q", left)
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -42,68 +43,59 @@ func (p Paths) SpareSocket(name string) string { return filepath.Join(p.spareDir
 // SpareHelperDir is the HelperDir of a spare.
 func (p Paths) SpareHelperDir(name string) string { return p.scratchDir(name) }
 
-// Spares are the directories of spares.
-type Spares struct{ base }
-
-// Make makes the directories of a new spare with that uid and returns its name.
-func (s Spares) Make(ctx context.Context, uid uint32) (Spare, error) {
-	return get(ctx, s.base, func() (Spare, error) { return s.makeSpare(ctx, uid) })
+// MakeSpare makes the directories of a new spare with that uid and returns its name.
+func (s *Store) MakeSpare(ctx context.Context, uid uint32) (Spare, error) {
+	return get(ctx, s, func() (Spare, error) { return s.makeSpare(ctx, uid) })
 }
 
-// All returns the spares of which anything is left. The uid of one that a mount has taken is 0.
-func (s Spares) All(ctx context.Context) ([]Spare, error) { return get(ctx, s.base, s.spares) }
-
-// Remove removes what is left of a spare that a mount has taken, or that has exited.
-func (s Spares) Remove(ctx context.Context, name string) error {
-	return s.do(ctx, func() error { return s.removeSpare(ctx, name) })
-}
-
-func (f files) makeSpare(ctx context.Context, uid uint32) (Spare, error) {
-	generation, err := f.nextGeneration(sparePrefix)
+func (s *Store) makeSpare(ctx context.Context, uid uint32) (Spare, error) {
+	generation, err := s.nextGeneration(sparePrefix)
 	if err != nil {
 		return Spare{}, err
 	}
-	s := Spare{Name: sparePrefix + "-" + strconv.FormatUint(generation, 10), UID: uid}
-	err = os.Mkdir(f.spareDir(s.Name), modeClosed)
+	spare := Spare{Name: sparePrefix + "-" + strconv.FormatUint(generation, 10), UID: uid}
+	err = os.Mkdir(s.spareDir(spare.Name), modeClosed)
 	if err == nil {
-		err = os.Mkdir(f.CacheDir(s.Name), modeClosed)
+		err = s.makeCache(spare.Name, int(uid))
 	}
 	if err == nil {
-		err = os.Lchown(f.CacheDir(s.Name), int(uid), int(uid))
-	}
-	if err == nil {
-		err = f.mountScratch(s.Name, int(uid))
+		err = s.mountScratch(spare.Name, int(uid))
 	}
 	if err != nil {
-		return Spare{}, errors.Join(fmt.Errorf("making the directories of %s: %w", s.Name, err), f.removeSpare(ctx, s.Name))
+		return Spare{}, errors.Join(fmt.Errorf("making the directories of %s: %w", spare.Name, err), s.removeSpare(ctx, spare.Name))
 	}
-	return s, nil
+	return spare, nil
 }
 
 // takeScratch mounts the file system of a mount's spare as the mount's.
-func (f files) takeScratch(name, spare string, uid int) error {
-	if err := os.Mkdir(f.scratchDir(name), modeClosed); err != nil {
+func (s *Store) takeScratch(name, spare string, uid int) error {
+	if err := os.Mkdir(s.scratchDir(name), modeClosed); err != nil {
 		return err
 	}
-	if err := unix.Mount(f.scratchDir(spare), f.scratchDir(name), "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("mounting %s on %s: %w", f.scratchDir(spare), f.scratchDir(name), err)
+	if err := unix.Mount(s.scratchDir(spare), s.scratchDir(name), "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mounting %s on %s: %w", s.scratchDir(spare), s.scratchDir(name), err)
 	}
 	failpoint.Here("spare.scratch")
-	return f.linkScratch(name, uid)
+	return s.linkScratch(name, uid)
 }
 
 // takeCache gives a mount the cache and the socket of its spare.
-func (f files) takeCache(name, spare string) error {
-	if err := os.Rename(f.CacheDir(spare), f.CacheDir(name)); err != nil {
+func (s *Store) takeCache(name, spare string) error {
+	if err := os.Rename(s.CacheDir(spare), s.CacheDir(name)); err != nil {
 		return err
 	}
 	failpoint.Here("spare.cache")
-	return os.Rename(f.SpareSocket(spare), f.Socket(name))
+	return os.Rename(s.SpareSocket(spare), s.Socket(name))
+}
+
+// RemoveSpare removes what is left of a spare that a mount has taken, or that has exited.
+func (s *Store) RemoveSpare(ctx context.Context, name string) error {
+	return s.do(ctx, func() error { return s.removeSpare(ctx, name) })
 }
 
 // removeSpare unmounts the file system without removing its files: they may be those of the mount that has taken the spare.
-func (f files) removeSpare(ctx context.Context, name string) error {
-	dir := f.scratchDir(name)
+func (s *Store) removeSpare(ctx context.Context, name string) error {
+	dir := s.scratchDir(name)
 	mounted, err := isMountPoint(dir)
 	if err = ignoreMissing(err); err == nil && mounted {
 		err = unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -111,29 +103,30 @@ func (f files) removeSpare(ctx context.Context, name string) error {
 	if err == nil {
 		err = ignoreMissing(os.Remove(dir))
 	}
-	return errors.Join(err, rmtree.Remove(ctx, f.CacheDir(name)), rmtree.Remove(ctx, f.spareDir(name)))
+	return errors.Join(err, rmtree.Remove(ctx, s.CacheDir(name)), rmtree.Remove(ctx, s.spareDir(name)))
 }
 
-func (f files) spares() (all []Spare, err error) {
-	seen := map[string]bool{}
-	for _, dir := range []string{f.Cache, f.scratch(), f.sparesDir()} { // after a reboot, only the cache is left
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range entries {
-			if !isSpare(e.Name()) || seen[e.Name()] {
-				continue
-			}
-			seen[e.Name()] = true
-			uid, err := ownerOf(f.CacheDir(e.Name()))
+// Spares returns the spares that left files behind. UID is 0 if a mount took the spare.
+func (s *Store) Spares(ctx context.Context) ([]Spare, error) {
+	return get(ctx, s, func() (all []Spare, err error) {
+		for _, dir := range []string{s.Cache, s.scratch(), s.sparesDir()} { // after a reboot, only the cache is left
+			entries, err := os.ReadDir(dir)
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, Spare{Name: e.Name(), UID: uid})
+			for _, e := range entries {
+				if !isSpare(e.Name()) || slices.ContainsFunc(all, func(seen Spare) bool { return seen.Name == e.Name() }) {
+					continue
+				}
+				uid, err := ownerOf(s.CacheDir(e.Name()))
+				if err != nil {
+					return nil, err
+				}
+				all = append(all, Spare{Name: e.Name(), UID: uid})
+			}
 		}
-	}
-	return all, nil
+		return all, nil
+	})
 }
 
 // isSpare reports whether a name is that of a spare. Names become paths.

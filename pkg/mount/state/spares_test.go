@@ -12,7 +12,7 @@ import (
 const spareUID = 7300
 
 // spared is a mount that takes a spare, before it is made.
-func (f files) spared(t *testing.T) (Spare, Mount) {
+func (f *Store) spared(t *testing.T) (Spare, Mount) {
 	t.Helper()
 	spare, err := f.makeSpare(t.Context(), spareUID)
 	if err != nil {
@@ -27,8 +27,8 @@ func (f files) spared(t *testing.T) (Spare, Mount) {
 }
 
 // A mount gets the directories of its spare: the same ones, because Landlock's rules are for them.
-func TestAMountGetsTheDirectoriesOfItsSpare(t *testing.T) {
-	s := boundedStore(t)
+func TestMake_TakesTheDirectoriesOfTheSpare(t *testing.T) {
+	s := testStore(t)
 	spare, rec := s.spared(t)
 	write := func(path string) {
 		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
@@ -36,7 +36,7 @@ func TestAMountGetsTheDirectoriesOfItsSpare(t *testing.T) {
 		}
 	}
 	scratch, cache := inode(t, s.SpareHelperDir(spare.Name)), inode(t, s.CacheDir(spare.Name))
-	if err := s.make(rec); err != nil {
+	if err := s.Make(t.Context(), rec); err != nil {
 		t.Fatal(err)
 	}
 	if !os.SameFile(inode(t, s.HelperDir(rec.Name)), scratch) || !os.SameFile(inode(t, s.CacheDir(rec.Name)), cache) {
@@ -60,7 +60,7 @@ func TestAMountGetsTheDirectoriesOfItsSpare(t *testing.T) {
 			t.Errorf("%s reads %q, %v after the spare was removed", file, b, err)
 		}
 	}
-	if all, err := s.spares(); err != nil || len(all) != 0 {
+	if all, err := s.Spares(t.Context()); err != nil || len(all) != 0 {
 		t.Errorf("spares are left: %v, %v", all, err)
 	}
 	if err := s.remove(t.Context(), rec.Name); err != nil {
@@ -80,29 +80,29 @@ func inode(t *testing.T, dir string) os.FileInfo {
 }
 
 // No mount gets the uid of a spare, and what removes the leftovers of mounts leaves spares alone.
-func TestASpareIsInUse(t *testing.T) {
-	s := boundedStore(t)
+func TestUIDs_IncludeSpares(t *testing.T) {
+	s := testStore(t)
 	spare, _ := s.spared(t)
-	if used, err := s.uids(); err != nil || !used[spare.UID] {
+	if used, err := s.UIDs(t.Context()); err != nil || !used[spare.UID] {
 		t.Errorf("the uids in use are %v, %v", used, err)
 	}
-	if err := s.clearScratch(t.Context()); err != nil {
+	if err := s.RemoveOrphans(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.mustHaveScratch(t, spare.Name, true)
-	if dirs, err := s.leftCaches(); err != nil || len(dirs) != 0 {
+	if dirs, err := s.OrphanedCaches(t.Context()); err != nil || len(dirs) != 0 {
 		t.Errorf("caches without a mount: %v, %v", dirs, err)
 	}
-	if names, err := s.names(); err != nil || len(names) != 0 {
+	if names, err := s.Names(t.Context()); err != nil || len(names) != 0 {
 		t.Errorf("mounts: %v, %v", names, err)
 	}
-	if all, err := s.spares(); err != nil || len(all) != 1 || all[0] != spare {
+	if all, err := s.Spares(t.Context()); err != nil || len(all) != 1 || all[0] != spare {
 		t.Errorf("spares: %v, %v", all, err)
 	}
 	if err := s.removeSpare(t.Context(), spare.Name); err != nil {
 		t.Fatal(err)
 	}
-	if used, err := s.uids(); err != nil || used[spare.UID] {
+	if used, err := s.UIDs(t.Context()); err != nil || used[spare.UID] {
 		t.Errorf("the uids in use are %v afterwards, %v", used, err)
 	}
 }

@@ -3,26 +3,32 @@
 // The state directory is on a tmpfs, so it is gone with a reboot, as the mounts are. The cache directory is on a disk: files that
 // clients have not stored yet outlive a reboot there, with a copy of their mounts' records.
 //
-// A Store's methods enter the host's mount namespace by themselves. They do plain file I/O, with nothing but the record that
-// they name locked by the caller: writers of a mount's record, and of its publications, hold the lock of the mount's key.
+// Records are read and written through a directory that was opened once in the host's mount namespace. What mounts, or touches the disk
+// of the cache, which may hang, runs in that namespace and ends with its context. Only the record that a method names must be locked by
+// the caller: writers of a mount's record, and of its publications, hold the lock of the mount's key.
 package state
 
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/sharedread"
 )
 
 const (
@@ -30,54 +36,76 @@ const (
 	maxDir    = 48
 	lockBound = time.Second      // how long a lock may be held by a child that a killed driver was starting
 	passBound = 10 * time.Second // for the file systems of the state and the cache directory to answer
-	readBound = 30 * time.Second // for a read of all publications, which several callers may share
 )
 
 // Store is the state directory and the cache directory of one driver. Its own methods are of mounts.
+//
+//	mounts/<name>/mount.json    the record
+//	mounts/<name>/helper.sock   the helper's socket
+//	mounts/<name>/state         the helper's own directory: a link to
+//	scratch/<name>/             its file system
+//	sources/<name>              the mount point
+//	spares/<spare>/             see spares.go
+//	publications/<hash>.json    one for each target
+//	usage/<hash>.json           one for each volume whose usage is measured
+//
+// See paths.go for their permissions.
 type Store struct {
-	base
+	Paths
 	Pubs   Publications
-	Spares Spares
 	Usages Usages
-	salt   []byte
-	held   locks
+
+	ns           *host.Namespace
+	root         *os.Root // the state directory
+	salt         []byte
+	held         locks
+	reads        atomic.Int64 // of records
+	mounts       *recordCache[Mount]
+	publications *recordCache[Publication]
 }
 
-// base is shared by the parts of a Store.
-type base struct {
-	files
-	ns *host.Namespace
+// newStore returns a store that is not open yet.
+func newStore(ns *host.Namespace, paths Paths) *Store {
+	s := &Store{Paths: paths, ns: ns, mounts: newRecordCache(Mount.clone), publications: newRecordCache(Publication.clone)}
+	s.Pubs, s.Usages = Publications{s, &sharedread.Reader[[]Publication]{}}, Usages{s}
+	return s
 }
 
 // Open prepares the directories and locks them. It fails if another driver uses them. uid is one of those
 // that mounts get: it must be able to pass the directories.
-func Open(ctx context.Context, ns *host.Namespace, dir, cache string, uid uint32) (*Store, error) {
+func Open(ctx context.Context, ns *host.Namespace, paths Paths, uid uint32) (*Store, error) {
 	switch {
-	case !filepath.IsAbs(dir) || len(dir) > maxDir:
-		return nil, fmt.Errorf("--state-dir %q: it must be an absolute path of at most %d bytes", dir, maxDir)
-	case !filepath.IsAbs(cache):
-		return nil, fmt.Errorf("--cache-dir %q: it must be an absolute path", cache)
+	case !filepath.IsAbs(paths.Dir) || len(paths.Dir) > maxDir:
+		return nil, fmt.Errorf("--state-dir %q: it must be an absolute path of at most %d bytes", paths.Dir, maxDir)
+	case !filepath.IsAbs(paths.Cache):
+		return nil, fmt.Errorf("--cache-dir %q: it must be an absolute path", paths.Cache)
 	}
-	s := &Store{base: base{files{Paths: Paths{Dir: dir, Cache: cache}, reads: &atomic.Int64{},
-		mounts: newRecordCache(Mount.clone), publications: newRecordCache(Publication.clone)}, ns}}
-	held, err := host.Call(ctx, ns, "preparing "+dir, func(l locks) { l.Close() }, s.open)
+	s, err := host.Call(ctx, ns, "preparing "+paths.Dir, func(s *Store) { s.Close() }, func() (*Store, error) {
+		s := newStore(ns, paths)
+		return s, s.open()
+	})
 	if err != nil {
-		return nil, fmt.Errorf("preparing the state directory %s: %w", dir, err)
+		return nil, fmt.Errorf("preparing the state directory %s: %w", paths.Dir, err)
 	}
-	s.held, s.Pubs, s.Spares, s.Usages = held, newPublications(s.base), Spares{s.base}, Usages{s.base}
 	pctx, cancel := context.WithTimeout(ctx, passBound)
 	defer cancel()
 	for _, d := range []struct{ flag, dir string }{{"--state-dir", s.MountsDir()}, {"--cache-dir", s.Cache}} {
 		if err := ns.Passable(pctx, d.dir, uid); err != nil {
-			held.Close()
+			s.Close()
 			return nil, fmt.Errorf("%s: %w", d.flag, err)
 		}
 	}
 	return s, nil
 }
 
-// Close releases the locks.
-func (s *Store) Close() error { return s.held.Close() }
+// Close releases the locks and closes the state directory.
+func (s *Store) Close() error {
+	err := s.held.Close()
+	if s.root != nil {
+		err = errors.Join(err, s.root.Close())
+	}
+	return err
+}
 
 // Reads returns the number of records of mounts and publications that were read, for tests of what a reconcile pass costs.
 func (s *Store) Reads() int { return int(s.reads.Load()) }
@@ -85,47 +113,55 @@ func (s *Store) Reads() int { return int(s.reads.Load()) }
 // Salt is the node's random salt. It outlives a reboot if the cache directory does.
 func (s *Store) Salt() []byte { return bytes.Clone(s.salt) }
 
-func (s *Store) open() (_ locks, err error) {
+// open prepares, opens and locks the directories. Call it inside Do.
+func (s *Store) open() (err error) {
 	if err := s.prepare(); err != nil {
-		return nil, err
+		return err
 	}
 	// The mount table shows paths without symbolic links.
 	if s.Dir, err = filepath.EvalSymlinks(s.Dir); err != nil {
-		return nil, err
+		return err
 	}
 	if len(s.Dir) > maxDir {
-		return nil, fmt.Errorf("its path without symbolic links, %s, is longer than %d bytes", s.Dir, maxDir)
+		return fmt.Errorf("its path without symbolic links, %s, is longer than %d bytes", s.Dir, maxDir)
 	}
 	if s.Cache, err = filepath.EvalSymlinks(s.Cache); err != nil {
-		return nil, err
-	}
-	s.bounded = true
-	held, err := s.lockDirs()
-	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() {
 		if err != nil {
-			held.Close()
+			err = errors.Join(err, s.Close())
 		}
 	}()
+	if s.held, err = s.lockDirs(); err != nil {
+		return err
+	}
+	if s.root, err = os.OpenRoot(s.Dir); err != nil {
+		return err
+	}
 	if err := s.clearTemporaries(); err != nil {
-		return nil, err
+		return err
 	}
 	if s.salt, err = s.readSalt(); err != nil {
-		return nil, err
+		return err
 	}
 	for _, dir := range []string{s.SourcesDir(), s.scratch()} {
 		if err := host.SharedMountpoint(dir); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return held, nil
+	return nil
 }
 
-// do runs plain file I/O in the host's mount namespace.
-func (s base) do(ctx context.Context, fn func() error) error {
+// do runs fn in the host's mount namespace until ctx ends: fn mounts, or uses the cache directory.
+func (s *Store) do(ctx context.Context, fn func() error) error {
 	return noSpace(s.ns.Do(ctx, "reading or writing "+s.Dir, fn))
+}
+
+// get is do for a function with a result.
+func get[T any](ctx context.Context, s *Store, fn func() (T, error)) (T, error) {
+	v, err := host.Call(ctx, s.ns, "reading "+s.Dir, nil, fn)
+	return v, noSpace(err)
 }
 
 // noSpace adds to the error of a full disk what to do. Other errors are returned as they are.
@@ -133,7 +169,57 @@ func noSpace(err error) error {
 	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
 		return err
 	}
-	return fault.See("docs/reference/errors.md#publishing-clients-and-the-node", fault.Errorf(fault.Exhausted, "%w; free space on that file system of the node", err))
+	return fault.See("docs/reference/errors.md#publishing-clients-and-the-node",
+		fault.Errorf(fault.Exhausted, "%w; free space on that file system of the node", err))
+}
+
+// readDir returns the names in one of the state directory's directories.
+func (s *Store) readDir(dir string) ([]string, error) {
+	f, err := s.root.Open(dir)
+	if err != nil {
+		return nil, s.located(err)
+	}
+	defer f.Close()
+	return f.Readdirnames(-1)
+}
+
+// readRecord reads a record in the state directory. One that cannot be parsed is ErrDamaged.
+func (s *Store) readRecord(file string, record any) (ok bool, err error) {
+	s.reads.Add(1)
+	b, err := s.root.ReadFile(file)
+	if err != nil {
+		return false, ignoreMissing(s.located(err))
+	}
+	err = decode(filepath.Join(s.Dir, file), b, record)
+	return err == nil, err
+}
+
+func decode(file string, content []byte, record any) error {
+	if err := json.Unmarshal(content, record); err != nil {
+		return fmt.Errorf("%s is %w: %w", file, ErrDamaged, err)
+	}
+	return nil
+}
+
+// writeRecord replaces a record in the state directory. That does not outlive the kernel, so nothing is synced.
+func (s *Store) writeRecord(file string, record any) error {
+	b, err := json.Marshal(record)
+	if err != nil {
+		return err
+	}
+	w := atomicfile.Writer{Root: s.root, BeforeRename: func() { failpoint.Here("write.temporary") }}
+	return noSpace(s.located(w.Write(file, append(b, '\n'))))
+}
+
+// removeRecord removes a record in the state directory. It can be repeated.
+func (s *Store) removeRecord(file string) error { return ignoreMissing(s.located(s.root.Remove(file))) }
+
+// located adds the state directory to an error that has a path below it.
+func (s *Store) located(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", s.Dir, err)
 }
 
 // CacheFree returns how many bytes clients can still write to the cache directory.
@@ -142,74 +228,114 @@ func (s *Store) CacheFree(ctx context.Context) (uint64, error) {
 	return st.Bavail * uint64(st.Bsize), err
 }
 
-func get[T any](ctx context.Context, s base, fn func() (T, error)) (T, error) {
-	v, err := host.Call(ctx, s.ns, "reading "+s.Dir, nil, fn)
-	return v, noSpace(err)
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
-// find is get for something that may not exist.
-func find[T any](ctx context.Context, s base, fn func() (T, bool, error)) (T, bool, error) {
-	type found struct {
-		v  T
-		ok bool
-	}
-	f, err := get(ctx, s, func() (f found, err error) { f.v, f.ok, err = fn(); return f, err })
-	return f.v, f.ok, err
+// exists reports whether the state directory has a file. One that cannot be looked at may exist.
+func (s *Store) exists(file string) bool {
+	_, err := s.root.Lstat(file)
+	return !errors.Is(err, fs.ErrNotExist)
 }
+
+// ownerOf returns the uid of a file's owner; 0: there is no such file.
+func ownerOf(file string) (uint32, error) {
+	fi, err := os.Lstat(file)
+	if err != nil {
+		return 0, ignoreMissing(err)
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, fmt.Errorf("%s: its owner is unknown", file)
+	}
+	return st.Uid, nil
+}
+
+// ErrDamaged is the error of a record that cannot be read. Only its file's name identifies the mount.
+var ErrDamaged = errors.New("damaged")
 
 // Mount returns a mount's record; ok is false if there is none. A record that cannot be read is ErrDamaged, never absent.
-func (s *Store) Mount(ctx context.Context, name string) (m Mount, ok bool, err error) {
-	return find(ctx, s.base, func() (Mount, bool, error) { return s.record(name) })
+func (s *Store) Mount(_ context.Context, name string) (m Mount, ok bool, err error) {
+	file := recordFile(name)
+	m, ok, err = s.mounts.read(s, file)
+	if ok && m.Name != name {
+		return m, false, fmt.Errorf("%s is %w: it describes another mount, %q", filepath.Join(s.Dir, file), ErrDamaged, m.Name)
+	}
+	return m, ok, err
 }
 
 // MountOrRemains returns a mount's record. If that is lost, it returns the name, the key and, by the owner of the mount's directory,
 // the uid; the uid is 0 if no helper was ever started.
 func (s *Store) MountOrRemains(ctx context.Context, name string) (Mount, error) {
-	return get(ctx, s.base, func() (Mount, error) {
-		m, ok, err := s.record(name)
-		if err == nil && !ok || errors.Is(err, ErrDamaged) {
-			m = Mount{Name: name, Key: mount.KeyOf(name)}
-			m.UID, err = s.owner(name)
-		}
-		return m, err
-	})
+	m, ok, err := s.Mount(ctx, name)
+	if err == nil && !ok || errors.Is(err, ErrDamaged) {
+		m = Mount{Name: name, Key: mount.KeyOf(name)}
+		m.UID, err = get(ctx, s, func() (uint32, error) { return ownerOf(s.HelperDir(name)) })
+	}
+	return m, err
 }
 
-// Mounts returns the readable records of all mounts.
-func (s *Store) Mounts(ctx context.Context) ([]Mount, error) {
-	return get(ctx, s.base, func() ([]Mount, error) { return s.recordsOf("") })
-}
+// Mounts returns the readable records of all mounts. A directory without one is of a driver that exited while it made the mount, or the
+// record was damaged.
+func (s *Store) Mounts(ctx context.Context) ([]Mount, error) { return s.recordsOf(ctx, "") }
 
 // MountsOf returns the records of the mounts with that key. One that cannot be read is an error: its mount would be started twice.
 func (s *Store) MountsOf(ctx context.Context, key string) ([]Mount, error) {
-	return get(ctx, s.base, func() ([]Mount, error) { return s.recordsOf(key) })
+	return s.recordsOf(ctx, key)
+}
+
+func (s *Store) recordsOf(ctx context.Context, key string) (records []Mount, err error) {
+	names, err := s.readDir(mountsDir)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		if !mount.ValidName(name) || key != "" && mount.KeyOf(name) != key {
+			continue
+		}
+		m, ok, err := s.Mount(ctx, name)
+		if err != nil && (key != "" || !errors.Is(err, ErrDamaged)) {
+			return nil, err
+		}
+		if ok && err == nil {
+			records = append(records, m)
+		}
+	}
+	s.mounts.prune(len(names))
+	return records, nil
 }
 
 // Names returns the names of all mounts of which anything exists: a directory, a record, a mount point.
-func (s *Store) Names(ctx context.Context) ([]string, error) { return get(ctx, s.base, s.names) }
+func (s *Store) Names(context.Context) (names []string, err error) {
+	seen := map[string]bool{}
+	for _, dir := range []string{mountsDir, sourcesDir} {
+		entries, err := s.readDir(dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range entries {
+			if mount.ValidName(name) && !seen[name] {
+				seen[name] = true
+				names = append(names, name)
+			}
+		}
+	}
+	return names, nil
+}
 
 // Exists reports whether a mount's directory exists, as far as it can be read.
-func (s *Store) Exists(ctx context.Context, name string) bool {
-	exists, err := get(ctx, s.base, func() (bool, error) { return exists(s.MountDir(name)) })
-	return err != nil || exists
-}
-
-// CacheExists reports whether a mount's cache directory exists. It is the first directory that Remove removes.
-func (s *Store) CacheExists(ctx context.Context, name string) (bool, error) {
-	return get(ctx, s.base, func() (bool, error) { return exists(s.CacheDir(name)) })
-}
-
-func exists(path string) (bool, error) {
-	_, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
+func (s *Store) Exists(_ context.Context, name string) bool {
+	return s.exists(filepath.Join(mountsDir, name))
 }
 
 // Write writes a mount's record.
-func (s *Store) Write(ctx context.Context, m Mount) error {
-	return s.do(ctx, func() error { return s.writeRecord(m) })
+func (s *Store) Write(_ context.Context, m Mount) error {
+	file := recordFile(m.Name)
+	defer s.mounts.forget(file)
+	return s.writeRecord(file, m)
 }
 
 // Supersede records that other mounts took over a mount's publications, so that no publication joins it.
@@ -221,87 +347,12 @@ func (s *Store) Supersede(ctx context.Context, m *Mount) error {
 	return s.Write(ctx, *m)
 }
 
-// WriteBoth writes a mount's record and its copy in the cache directory, which outlives a power cut.
-func (s *Store) WriteBoth(ctx context.Context, m Mount) error {
-	return s.do(ctx, func() error {
-		if err := s.keepRecord(m, true); err != nil {
-			return err
-		}
-		return s.writeRecord(m)
-	})
-}
-
-// WriteCopy writes the copy of a mount's record in the cache directory; durably: so that it outlives a power cut.
-func (s *Store) WriteCopy(ctx context.Context, m Mount, durably bool) error {
-	return s.do(ctx, func() error { return s.keepRecord(m, durably) })
-}
-
 // Mounted writes a mount's record with the device number of the file system on its source.
-func (s *Store) Mounted(ctx context.Context, m Mount) (Mount, bool, error) {
-	return find(ctx, s.base, func() (Mount, bool, error) {
-		source, err := host.Inspect(s.SourceDir(m.Name))
-		if err != nil || !source.Mountpoint {
-			return Mount{}, false, err
-		}
-		m.Minor = source.Minor
-		return m, true, s.writeRecord(m)
-	})
-}
-
-// NextGeneration returns a number for a new mount with that key. It is larger than all before it, across all keys.
-func (s *Store) NextGeneration(ctx context.Context, key string) (uint64, error) {
-	return get(ctx, s.base, func() (uint64, error) { return s.nextGeneration(key) })
-}
-
-// UIDs returns the uids in use: of mounts, and of caches that outlived a reboot.
-func (s *Store) UIDs(ctx context.Context) (map[uint32]bool, error) { return get(ctx, s.base, s.uids) }
-
-// Make makes a mount's directories and its record.
-func (s *Store) Make(ctx context.Context, m Mount) error {
-	return s.do(ctx, func() error { return s.make(m) })
-}
-
-// RestoreHelperDir mounts the file system of a mount's HelperDir again if it was unmounted.
-func (s *Store) RestoreHelperDir(ctx context.Context, m Mount) error {
-	return s.do(ctx, func() error { return s.remountHelperDir(m.Name, int(m.UID)) })
-}
-
-// WriteCA writes a mount's CAFile, readable by the client.
-func (s *Store) WriteCA(ctx context.Context, name, certificates string) error {
-	return s.do(ctx, func() error { return os.WriteFile(s.CAFile(name), []byte(certificates), 0o644) })
-}
-
-// Remove removes a mount's directories, its record last. Nothing may be mounted on its source, and none of its processes may be left.
-func (s *Store) Remove(ctx context.Context, name string) error {
-	return s.do(ctx, func() error { return s.remove(ctx, name) })
-}
-
-// Keep moves a directory out of a mount's cache to a directory beside it and returns that one's path; "" if there is nothing to
-// keep. None of the mount's processes may be left.
-func (s *Store) Keep(ctx context.Context, name, dir string) (path string, err error) {
-	return get(ctx, s.base, func() (string, error) { return s.keep(name, dir) })
-}
-
-// RemoveOrphans removes the file systems of mounts that are gone.
-func (s *Store) RemoveOrphans(ctx context.Context) error {
-	return s.do(ctx, func() error { return s.clearScratch(ctx) })
-}
-
-// OrphanedCaches returns the directories of the cache that belong to no mount and are not empty.
-func (s *Store) OrphanedCaches(ctx context.Context) ([]string, error) {
-	return get(ctx, s.base, s.leftCaches)
-}
-
-// Restore restores the mounts that a reboot ended and that may have pending uploads, as keeps reports, in phase
-// Ending. It returns their names, also with an error. The caches of the others are removed.
-func (s *Store) Restore(ctx context.Context, keeps func(Mount) bool) (names []string, err error) {
-	type restored struct {
-		names []string
-		err   error
+func (s *Store) Mounted(ctx context.Context, m Mount) (_ Mount, mounted bool, err error) {
+	source, err := get(ctx, s, func() (host.PathState, error) { return host.Inspect(s.SourceDir(m.Name)) })
+	if err != nil || !source.Mountpoint {
+		return Mount{}, false, err
 	}
-	v, err := get(ctx, s.base, func() (restored, error) {
-		names, err := s.restore(ctx, keeps)
-		return restored{names, err}, nil
-	})
-	return v.names, errors.Join(err, v.err)
+	m.Minor = source.Minor
+	return m, true, s.Write(ctx, m)
 }

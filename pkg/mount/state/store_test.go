@@ -3,6 +3,7 @@ package state
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -10,24 +11,40 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 )
 
-func newFiles(t *testing.T) files {
+// testStore returns an open store without locks.
+func testStore(t *testing.T) *Store {
 	t.Helper()
-	s := files{Paths: Paths{Dir: t.TempDir(), Cache: t.TempDir()}}
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it mounts file systems, and directories of mounts belong to users of their own")
+	}
+	s := newStore(host.Own(), Paths{Dir: t.TempDir(), Cache: t.TempDir()})
 	if err := s.prepare(); err != nil {
 		t.Fatal(err)
 	}
+	var err error
+	if s.root, err = os.OpenRoot(s.Dir); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		s.Close()
+		entries, _ := os.ReadDir(s.scratch())
+		for _, e := range entries {
+			_ = unix.Unmount(s.scratchDir(e.Name()), unix.MNT_DETACH)
+		}
+	})
 	return s
 }
 
 // Two drivers on one machine that mount the same volume give their mounts different names: by these, copies are told apart.
-func TestNoTwoDriversNameTheirMountsAlike(t *testing.T) {
+func TestNextGeneration_DiffersBetweenDrivers(t *testing.T) {
 	key := mount.NewSpec(request(), nil).Key()
 	names := map[string]bool{}
 	for range 20 {
-		s := newFiles(t)
+		s := testStore(t)
 		g, err := s.nextGeneration(key)
 		if err != nil {
 			t.Fatal(err)
@@ -43,8 +60,8 @@ func TestNoTwoDriversNameTheirMountsAlike(t *testing.T) {
 	}
 }
 
-func TestGenerationsOnlyGrow(t *testing.T) {
-	s := newFiles(t)
+func TestNextGeneration_OnlyGrows(t *testing.T) {
+	s := testStore(t)
 	key := mount.NewSpec(request(), nil).Key()
 	if err := os.Mkdir(s.CacheDir(mount.Name(key, 2)), 0o700); err != nil { // what a reboot left
 		t.Fatal(err)
@@ -71,8 +88,8 @@ func TestGenerationsOnlyGrow(t *testing.T) {
 	}
 }
 
-func TestTheSaltStays(t *testing.T) {
-	s := newFiles(t)
+func TestSalt_Stays(t *testing.T) {
+	s := testStore(t)
 	a, err := s.readSalt()
 	if err != nil || len(a) != 32 {
 		t.Fatal(a, err)
@@ -82,23 +99,23 @@ func TestTheSaltStays(t *testing.T) {
 	}
 }
 
-func TestRecordsComeBackAsTheyWere(t *testing.T) {
-	s := newFiles(t)
+func TestMounts_RecordsComeBackUnchanged(t *testing.T) {
+	s := testStore(t)
 	spec := mount.NewSpec(request(), nil)
 	r := Mount{Name: mount.Name(spec.Key(), 1), Key: spec.Key(), Generation: 1, Phase: Running, UID: uint32(os.Getuid()), Spec: spec,
 		Command: client.Command{Argv: []string{"a"}, Env: []string{"B=c"}}}
-	if err := s.make(r); err != nil {
+	if err := s.Make(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
 	half := mount.Name(spec.Key(), 2)
 	if err := os.Mkdir(s.MountDir(half), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	all, err := s.recordsOf("")
+	all, err := s.recordsOf(t.Context(), "")
 	if err != nil || len(all) != 1 || all[0].Spec.Encode() != spec.Encode() {
 		t.Fatalf("%+v %v", all, err)
 	}
-	if names, err := s.names(); err != nil || !slices.Contains(names, half) || !slices.Contains(names, r.Name) || len(names) != 2 {
+	if names, err := s.Names(t.Context()); err != nil || !slices.Contains(names, half) || !slices.Contains(names, r.Name) || len(names) != 2 {
 		t.Errorf("names %v, %v", names, err)
 	}
 	for range 2 {
@@ -106,7 +123,7 @@ func TestRecordsComeBackAsTheyWere(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if all, _ := s.recordsOf(""); len(all) != 0 {
+	if all, _ := s.recordsOf(t.Context(), ""); len(all) != 0 {
 		t.Error("a removed mount has a record")
 	}
 	if _, err := os.Lstat(s.CacheDir(r.Name)); !os.IsNotExist(err) {
@@ -115,83 +132,83 @@ func TestRecordsComeBackAsTheyWere(t *testing.T) {
 }
 
 // A record that cannot be read must never be taken for an absent one: its mount would be started twice or forgotten.
-func TestDamagedRecordsAreErrors(t *testing.T) {
-	s := newFiles(t)
-	pubs := publicationFiles{s}
+func TestRecords_DamagedOnesAreErrors(t *testing.T) {
+	s := testStore(t)
 	p := Publication{Target: "/t", VolumeID: "v", Mount: "m"}
-	if err := pubs.write(p); err != nil {
+	if err := s.Pubs.Write(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	if got, ok, err := pubs.get("/t"); !ok || err != nil || got.VolumeID != "v" {
+	if got, ok, err := s.Pubs.Get(t.Context(), "/t"); !ok || err != nil || got.VolumeID != "v" {
 		t.Fatal(got, ok, err)
 	}
-	if err := os.WriteFile(s.publicationFile("/t"), []byte(`{"target":`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(s.Dir, hashed(publicationsDir, "/t")), []byte(`{"target":`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := pubs.get("/t"); err == nil || !strings.Contains(err.Error(), "damaged") {
+	if _, _, err := s.Pubs.Get(t.Context(), "/t"); err == nil || !strings.Contains(err.Error(), "damaged") {
 		t.Errorf("error %v", err)
 	}
-	if _, err := pubs.all(); err == nil {
+	if _, err := s.Pubs.All(t.Context()); err == nil {
 		t.Error("a list that lacks one is given")
 	}
 	damaged := mount.Name(mount.NewSpec(request(), nil).Key(), 3)
 	if err := os.Mkdir(s.MountDir(damaged), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(s.recordFile(damaged), []byte(`{`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(s.Dir, recordFile(damaged)), []byte(`{`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.recordsOf(mount.KeyOf(damaged)); !errors.Is(err, ErrDamaged) {
+	if _, err := s.recordsOf(t.Context(), mount.KeyOf(damaged)); !errors.Is(err, ErrDamaged) {
 		t.Errorf("a damaged record of the key: %v", err)
 	}
-	if _, err := s.recordsOf(""); err != nil {
+	if _, err := s.recordsOf(t.Context(), ""); err != nil {
 		t.Errorf("it is in the way of all others: %v", err)
 	}
-	if err := pubs.remove("/t"); err != nil {
+	if err := s.Pubs.Remove(t.Context(), "/t"); err != nil {
 		t.Fatal(err)
 	}
-	if err := pubs.remove("/t"); err != nil {
+	if err := s.Pubs.Remove(t.Context(), "/t"); err != nil {
 		t.Errorf("removing it twice: %v", err)
 	}
 }
 
 // A uid that a directory of an earlier mount belongs to is not given to another mount: its client could read what is there,
 // and the earlier one's processes, which are found by their uid, would be the other's.
-func TestUserIDsOfWhatIsLeftAreTaken(t *testing.T) {
+func TestUIDs_IncludeLeftovers(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it gives directories to other users")
 	}
-	s := newFiles(t)
+	s := testStore(t)
 	name := mount.Name(mount.NewSpec(request(), nil).Key(), 1)
 	for dir, uid := range map[string]int{s.CacheDir("of-a-reboot"): 7001, s.MountDir(name): 0, s.HelperDir(name): 7002} {
 		if err := errors.Join(os.MkdirAll(dir, 0o700), os.Chown(dir, uid, uid)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	used, err := s.uids()
+	used, err := s.UIDs(t.Context())
 	if err != nil || !used[7001] || !used[7002] {
 		t.Errorf("taken: %v, %v", used, err)
 	}
 }
 
 // What a client put aside for a human does not go with its cache, and nothing else is taken for it.
-func TestWhatAClientPutAsideIsKept(t *testing.T) {
-	s := newFiles(t)
+func TestKeep_QuarantineOutlivesTheCache(t *testing.T) {
+	s := testStore(t)
 	name := mount.Name(mount.NewSpec(request(), nil).Key(), 1)
-	if err := errors.Join(os.Mkdir(s.MountDir(name), 0o700), os.MkdirAll(s.CacheDir(name)+"/lost/dir", 0o700), os.WriteFile(s.CacheDir(name)+"/lost/dir/file", []byte("x"), 0o600)); err != nil {
+	if err := errors.Join(os.Mkdir(s.MountDir(name), 0o700), os.MkdirAll(s.CacheDir(name)+"/lost/dir", 0o700),
+		os.WriteFile(s.CacheDir(name)+"/lost/dir/file", []byte("x"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	kept, err := s.keep(name, "lost")
+	kept, err := s.Keep(t.Context(), name, "lost")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := s.keep(name, "lost"); again != "" || err != nil {
+	if again, err := s.Keep(t.Context(), name, "lost"); again != "" || err != nil {
 		t.Errorf("again: %q, %v", again, err)
 	}
 	if err := os.Symlink("/", s.CacheDir(name)+"/lost"); err != nil {
 		t.Fatal(err)
 	}
-	if link, err := s.keep(name, "lost"); link != "" || err != nil {
+	if link, err := s.Keep(t.Context(), name, "lost"); link != "" || err != nil {
 		t.Errorf("a link: %q, %v", link, err)
 	}
 	if err := s.remove(t.Context(), name); err != nil {
@@ -203,14 +220,14 @@ func TestWhatAClientPutAsideIsKept(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(s.MountDir(name), 0o700), os.Mkdir(s.CacheDir(name), 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	if left, err := s.leftCaches(); err != nil || !slices.Equal(left, []string{kept}) {
+	if left, err := s.OrphanedCaches(t.Context()); err != nil || !slices.Equal(left, []string{kept}) {
 		t.Errorf("caches of no mount: %v, %v", left, err)
 	}
 }
 
 // TestRemove_DeepCacheNeedsFewDescriptors removes and discards caches with more levels than the process may have descriptors.
 func TestRemove_DeepCacheNeedsFewDescriptors(t *testing.T) {
-	s := newFiles(t)
+	s := testStore(t)
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)

@@ -10,18 +10,22 @@ import (
 )
 
 // A record of usage that is damaged is as good as none.
-func TestRecordsOfUsage(t *testing.T) {
-	f := newFiles(t)
-	want := Usage{VolumeID: "default:bucket/v/", Setting: volume.UsageOff, CapacityBytes: 1, Read: time.Unix(1, 0).UTC(), Measured: time.Unix(2, 0).UTC(), Bytes: 3, Objects: 4, AtLeast: true, NotBefore: time.Unix(5, 0).UTC(), Retry: time.Unix(6, 0).UTC(), Failures: 7}
-	if err := writeJSON(f.usageFile(want.VolumeID), want); err != nil {
+func TestUsages_DamagedRecordIsIgnored(t *testing.T) {
+	f := testStore(t)
+	at := func(second int64) time.Time { return time.Unix(second, 0).UTC() }
+	want := Usage{
+		VolumeID: "default:bucket/v/", Setting: volume.UsageOff, CapacityBytes: 1, Read: at(1), Measured: at(2), Bytes: 3, Objects: 4, AtLeast: true,
+		NotBefore: at(5), Retry: at(6), Failures: 7,
+	}
+	if err := f.Usages.Write(t.Context(), want); err != nil {
 		t.Fatal(err)
 	}
-	for file, content := range map[string]string{f.usageFile("damaged"): "{", f.usageFile("other") + ".tmp": "{}"} {
+	for file, content := range map[string]string{f.Dir + "/" + hashed(usageDir, "damaged"): "{", f.Dir + "/" + hashed(usageDir, "other") + ".tmp": "{}"} {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got, err := f.usages(); err != nil || !reflect.DeepEqual(got, []Usage{want}) {
+	if got, err := f.Usages.All(t.Context()); err != nil || !reflect.DeepEqual(got, []Usage{want}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if err := f.clearTemporaries(); err != nil {

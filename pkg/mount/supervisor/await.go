@@ -14,6 +14,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/overlap"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
 )
@@ -37,7 +38,7 @@ func (s *Supervisor) AwaitDrained(ctx context.Context, w want.Mount, failed erro
 		"bucket", first.First.Spec.Bucket, "prefix", first.First.Spec.Prefix)
 	wait := drainWait{s, w, name}
 	for {
-		drained, err := wait.stop(ctx)
+		drained, err := wait.stopDraining(ctx)
 		if err == nil && drained {
 			return true, nil
 		}
@@ -59,27 +60,27 @@ func (s *Supervisor) AwaitDrained(ctx context.Context, w want.Mount, failed erro
 
 // drainWait is the wait of one publication for a draining mount.
 type drainWait struct {
-	*Supervisor
-	w    want.Mount
-	name string
+	super *Supervisor
+	w     want.Mount
+	name  string
 }
 
-// stop stops the mount if it still drains. drained is false if its unpublish has not unmounted all targets yet.
-func (d drainWait) stop(ctx context.Context) (drained bool, err error) {
-	unlock, err := d.keys.lockToStop(ctx, d.name)
+// stopDraining stops the mount if it still drains. drained is false if its unpublish has not unmounted all targets yet.
+func (d drainWait) stopDraining(ctx context.Context) (drained bool, err error) {
+	unlock, err := d.super.lockToStop(ctx, d.name)
 	if err != nil {
 		return false, err
 	}
 	defer unlock()
-	m, ok, err := d.Store.Mount(ctx, d.name)
+	m, ok, err := d.super.store.Mount(ctx, d.name)
 	if err != nil || !ok {
 		return true, err
 	}
-	if _, drains, err := d.order.First(ctx, d.w, []state.Mount{m}); err != nil || !drains {
+	if _, drains, err := d.super.order.First(ctx, d.w, []state.Mount{m}); err != nil || !drains {
 		return true, err
 	}
 	if m.Lingers() {
-		return true, d.lingerer.End(ctx, m, d.order.Spoils(d.w, m))
+		return true, d.super.lingerer.End(ctx, m, d.super.order.Spoils(d.w, m))
 	}
 	if m.Phase != state.Ending && !m.Superseded {
 		return false, nil
@@ -88,7 +89,7 @@ func (d drainWait) stop(ctx context.Context) (drained bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	return true, d.Drainer.Stop(ctx, m, drain.Options{Grant: grant, Replaced: m.Superseded})
+	return true, d.super.drainer.Stop(ctx, m, drain.Options{Grant: grant, Copies: source.Copies(m.Superseded)})
 }
 
 // grantFor returns the credentials that a publication supplies for a draining mount, whose helper may have lost its own in a crash or
@@ -107,8 +108,8 @@ func (d drainWait) grantFor(ctx context.Context, m *state.Mount) (*creds.Grant, 
 	}
 	if err == nil && rotated {
 		var be backend.Backend
-		if be, err = d.Backends.Backend(m.Spec.Backend); err == nil {
-			err = d.Creds.Prove(ctx, grant, be, m.Spec)
+		if be, err = d.super.backend(m.Spec.Backend); err == nil {
+			err = d.super.creds.Prove(ctx, grant, be, m.Spec)
 		}
 	}
 	if err != nil {
@@ -124,9 +125,9 @@ func (d drainWait) grantFor(ctx context.Context, m *state.Mount) (*creds.Grant, 
 // rotate delivers the session of the volume's rotated secret to a draining mount. A client that keeps pending uploads on disk is
 // killed once, because clients use their current keys for a while (rotationBound); the drain restarts it.
 func (d drainWait) rotate(ctx context.Context, m *state.Mount, grant *creds.Grant) error {
-	_, err := d.Creds.Deliver(ctx, *m, grant)
-	if err == nil && m.KeepsOnDisk(d.Clients) {
-		err = d.Runner.KillClient(ctx, *m)
+	_, err := d.super.creds.Deliver(ctx, *m, grant)
+	if err == nil && m.KeepsOnDisk(d.super.clients) {
+		err = d.super.runner.KillClient(ctx, *m)
 	}
 	if err != nil && !errors.Is(err, helper.ErrGone) {
 		return err
@@ -136,5 +137,5 @@ func (d drainWait) rotate(ctx context.Context, m *state.Mount, grant *creds.Gran
 		m.Rotated = ""
 	}
 	klog.FromContext(ctx).Info("Rotated credentials of draining mount", "mount", m.Name, "volume", m.VolumeID)
-	return d.write(ctx, *m)
+	return d.super.write(ctx, *m)
 }

@@ -70,7 +70,7 @@ func TestAwaitDrained(t *testing.T) {
 		}
 		waited := make(chan error, 1)
 		go func() { waited <- wait(t.Context()) }()
-		if err := s.Drainer.Stop(t.Context(), m, drain.Options{}); err != nil {
+		if err := s.drainer.Stop(t.Context(), m, drain.Options{}); err != nil {
 			t.Error(err)
 		}
 		select {
@@ -134,7 +134,8 @@ func TestCredentialsForDrainingMounts(t *testing.T) {
 		"the former secret, the new one denied": {drains: former, volume: "v", denied: true},
 		"another volume's secret":               {drains: former, volume: "another"},
 		"another secret and group":              {drains: stranger, volume: "v"},
-		"a service account":                     {drains: mount.Spec{Backend: "default", Bucket: "b", Source: credentials.SourceWorkload, Identity: "own"}, volume: "v"},
+		"a service account": {drains: mount.Spec{Backend: "default", Bucket: "b", Source: credentials.SourceWorkload, Identity: "own"},
+			volume: "v"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			b := mounttest.S3{}

@@ -47,7 +47,7 @@ func (s *Supervisor) ensureFor(ctx context.Context, w want.Mount) (state.Mount, 
 	if w.At == "" {
 		return s.ensure(ctx, w)
 	}
-	m, ok, err := s.Store.Mount(ctx, w.At)
+	m, ok, err := s.store.Mount(ctx, w.At)
 	if err != nil {
 		return state.Mount{}, err
 	}
@@ -60,7 +60,7 @@ func (s *Supervisor) ensureFor(ctx context.Context, w want.Mount) (state.Mount, 
 // ensure returns a running mount of the spec's key. If a mount of another key has to drain before a new one starts, the error is a
 // *overlap.Error.
 func (s *Supervisor) ensure(ctx context.Context, w want.Mount) (state.Mount, error) {
-	all, err := s.Store.MountsOf(ctx, w.Spec.Key())
+	all, err := s.store.MountsOf(ctx, w.Spec.Key())
 	if err != nil {
 		return state.Mount{}, err
 	}
@@ -69,19 +69,19 @@ func (s *Supervisor) ensure(ctx context.Context, w want.Mount) (state.Mount, err
 			continue
 		}
 		if m.Spec.Encode() != w.Spec.Encode() {
-			return state.Mount{}, fmt.Errorf("mount %s has this volume's key but a different spec: delete its pods, then remove %s", m.Name, s.Store.MountDir(m.Name))
+			return state.Mount{}, fmt.Errorf("mount %s has this volume's key but a different spec: delete its pods, then remove %s", m.Name, s.store.MountDir(m.Name))
 		}
 		if !m.Joinable(w.Spec) {
 			continue // it was rotated to another identity
 		}
 		switch m.Phase {
 		case state.Starting:
-			if err := s.Runner.Discard(ctx, m); err != nil {
+			if err := s.runner.Discard(ctx, m); err != nil {
 				return state.Mount{}, err
 			}
 		case state.Ending:
 			// Its pending uploads must finish before another generation uses the same prefix.
-			if err := s.Drainer.Stop(ctx, m, drain.Options{Grant: w.Grant}); err != nil {
+			if err := s.drainer.Stop(ctx, m, drain.Options{Grant: w.Grant}); err != nil {
 				return state.Mount{}, fault.See(pageWaits, fmt.Errorf("waiting for the mount's previous generation: %w", err))
 			}
 		default:
@@ -100,7 +100,7 @@ func (s *Supervisor) ensure(ctx context.Context, w want.Mount) (state.Mount, err
 	if err := s.order.Check(ctx, w); err != nil {
 		return state.Mount{}, err
 	}
-	return s.Runner.Start(ctx, runner.StartParams{VolumeID: w.Publication.VolumeID, Identity: w.Identity, Spec: w.Spec, Grant: w.Grant, LingerFor: w.Linger})
+	return s.runner.Start(ctx, runner.StartParams{VolumeID: w.Publication.VolumeID, Identity: w.Identity, Spec: w.Spec, Grant: w.Grant, LingerFor: w.Linger})
 }
 
 // join ensures that an existing mount serves with the grant's credentials. If its client has exited or is outdated, it is restarted
@@ -118,24 +118,24 @@ func (s *Supervisor) join(ctx context.Context, m *state.Mount, grant *creds.Gran
 		*m, err = s.replace(ctx, *m, grant, tracker.ReasonConfig)
 		return err
 	case mount.Healthy:
-		return s.Creds.Apply(ctx, *m, grant, &status)
+		return s.creds.Apply(ctx, *m, grant, &status)
 	}
 	if err := s.restart(ctx, m, grant); err != nil {
 		return err
 	}
-	return s.Healer.HealOnce(ctx, *m, true)
+	return s.healer.Heal(ctx, *m)
 }
 
 // restart restarts the client of a mount that is down, and counts and logs why. grant may be empty.
 func (s *Supervisor) restart(ctx context.Context, m *state.Mount, grant *creds.Grant) error {
-	entry := s.Tracker.Mount(m.Name)
-	why := entry.Exited(s.Runner.CauseOf(ctx, *m))
+	entry := s.tracker.Mount(m.Name)
+	why := entry.Exited(s.runner.CauseOf(ctx, *m))
 	log := klog.FromContext(ctx).WithValues("mount", m.Name, "volume", m.VolumeID, "client", m.Client, "bucket", m.Spec.Bucket, "prefix", m.Spec.Prefix)
 	log.Error(nil, "Client exited, restarting it", "reason", why.Reason, "detail", why.Detail)
 	entry.Set(m.Client, tracker.Failed)
 	began := time.Now()
-	err := s.Runner.Restart(ctx, m, grant)
-	s.Tracker.CountRestart(m.Client, why.Reason, err == nil)
+	err := s.runner.Restart(ctx, m, grant)
+	s.tracker.CountRestart(m.Client, why.Reason, err)
 	entry.RestartDone(err)
 	if err != nil {
 		return fault.Errorf(fault.Unavailable, "volume %s: restarting client %s of mount %s after it exited (%s): %w", m.VolumeID, m.Client, m.Name, why.Detail, err)
@@ -146,11 +146,11 @@ func (s *Supervisor) restart(ctx context.Context, m *state.Mount, grant *creds.G
 	return nil
 }
 
-// discardIncomplete removes those of the mounts of a key, which is locked, whose start a crash has cut off.
+// discardIncomplete removes mounts of a key that a crash left half started. The caller holds the key's lock.
 func (s *Supervisor) discardIncomplete(ctx context.Context, all []state.Mount) (err error) {
 	for _, m := range all {
 		if m.Phase == state.Starting {
-			err = errors.Join(err, s.Runner.Discard(ctx, m))
+			err = errors.Join(err, s.runner.Discard(ctx, m))
 		}
 	}
 	return err
@@ -161,38 +161,39 @@ func (s *Supervisor) discardIncomplete(ctx context.Context, all []state.Mount) (
 // files stay with the old one until they are closed. grant may be empty.
 func (s *Supervisor) replace(ctx context.Context, m state.Mount, grant *creds.Grant, reason string) (state.Mount, error) {
 	if m.Spec.Source != credentials.SourceDriver && grant.IsEmpty() {
-		return state.Mount{}, fault.Errorf(fault.Unavailable, "volume %s: mount %s must be replaced (%s); waiting for the next republish to supply credentials", m.VolumeID, m.Name, reason)
+		return state.Mount{}, fault.Errorf(fault.Unavailable, "volume %s: mount %s must be replaced (%s); waiting for the next republish to supply credentials",
+			m.VolumeID, m.Name, reason)
 	}
 	klog.FromContext(ctx).Info("Replacing mount", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "reason", reason)
 	failed := func(err error) (state.Mount, error) {
-		s.Tracker.CountRestart(m.Client, reason, false)
-		s.Tracker.Mount(m.Name).RestartDone(err)
+		s.tracker.CountRestart(m.Client, reason, err)
+		s.tracker.Mount(m.Name).RestartDone(err)
 		return state.Mount{}, err
 	}
-	cl, err := s.Clients.Of(m.Client)
+	cl, err := s.clients.Of(m.Client)
 	if err != nil {
 		return state.Mount{}, err
 	}
 	if mount.KeepsOnDisk(cl, m.Spec) {
-		if err := s.Runner.Restart(ctx, &m, grant); err != nil {
+		if err := s.runner.Restart(ctx, &m, grant); err != nil {
 			return failed(err)
 		}
-		s.Tracker.CountRestart(m.Client, reason, true)
-		return m, s.Healer.HealOnce(ctx, m, true)
+		s.tracker.CountRestart(m.Client, reason, nil)
+		return m, s.healer.Heal(ctx, m)
 	}
 	if grant.IsEmpty() {
-		if grant, err = s.Creds.PlanOwn(ctx, m); err != nil {
+		if grant, err = s.creds.PlanOwn(ctx, m); err != nil {
 			return failed(err)
 		}
 	}
-	all, err := s.Store.MountsOf(ctx, m.Key)
+	all, err := s.store.MountsOf(ctx, m.Key)
 	if err == nil {
 		err = s.discardIncomplete(ctx, all)
 	}
 	if err != nil {
 		return failed(err)
 	}
-	successor, err := s.Runner.Start(ctx, runner.StartParams{
+	successor, err := s.runner.Start(ctx, runner.StartParams{
 		VolumeID: m.VolumeID, Identity: m.Spec.Source, Spec: m.Spec, Grant: grant, Predecessors: append(m.Predecessors, m.Name), Rotated: m.Rotated,
 		LingerFor: m.LingerFor,
 	})
@@ -200,12 +201,12 @@ func (s *Supervisor) replace(ctx context.Context, m state.Mount, grant *creds.Gr
 		return failed(err)
 	}
 	failpoint.Here("renew.started")
-	s.Tracker.CountRestart(m.Client, reason, true)
-	if err := s.Store.Pubs.Succeed(ctx, successor); err != nil {
+	s.tracker.CountRestart(m.Client, reason, nil)
+	if err := s.store.Pubs.Succeed(ctx, successor); err != nil {
 		return state.Mount{}, err
 	}
 	failpoint.Here("renew.succeeded")
-	if err := s.Healer.HealOnce(ctx, successor, true); err != nil {
+	if err := s.healer.Heal(ctx, successor); err != nil {
 		return state.Mount{}, err
 	}
 	m.Superseded = true

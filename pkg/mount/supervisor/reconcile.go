@@ -13,6 +13,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 )
@@ -32,54 +33,51 @@ func (s *Supervisor) Reconcile(ctx context.Context, name string) (again time.Dur
 		return 0, false, err
 	}
 	defer unlock()
-	if !s.Store.Exists(ctx, name) {
-		s.Tracker.Forget(name)
+	if !s.store.Exists(ctx, name) {
+		s.tracker.Forget(name)
 		return 0, true, nil
 	}
 	rctx, cancel := context.WithTimeout(ctx, reconcileBound)
 	defer cancel()
 	again, err = s.reconcileMount(rctx, name)
-	if !s.Store.Exists(ctx, name) {
+	if !s.store.Exists(ctx, name) {
 		return again, true, err
 	}
-	s.Tracker.Mount(name).Reconciled(err, again)
+	s.tracker.Mount(name).Reconciled(err, again)
 	return again, false, err
 }
 
-// viewer reads the actual state of mounts.
-type viewer struct{ *Options }
-
-// look reads the actual state of one mount.
-func (o viewer) look(ctx context.Context, name string) (view, error) {
-	m, have, err := o.Store.Mount(ctx, name)
+// readView reads the actual state of one mount.
+func (s *Supervisor) readView(ctx context.Context, name string) (view, error) {
+	m, have, err := s.store.Mount(ctx, name)
 	if errors.Is(err, state.ErrDamaged) {
-		o.Tracker.LogError(ctx, name+" record", err, "Record of mount is damaged", "mount", name)
+		s.tracker.LogError(ctx, name+" record", err, "Record of mount is damaged", "mount", name)
 		have, err = false, nil
 	}
 	if err != nil {
 		return view{}, err
 	}
 	if have && m.Phase == state.Running && len(m.Predecessors) > 0 {
-		if err := o.Store.Pubs.Succeed(ctx, m); err != nil {
+		if err := s.store.Pubs.Succeed(ctx, m); err != nil {
 			return view{}, err
 		}
 	}
-	s, err := o.snapshot(ctx)
+	now, err := s.snapshot(ctx)
 	if err != nil {
 		return view{}, err
 	}
-	return o.view(s, name, m, have), nil
+	return s.view(now, name, m, have), nil
 }
 
 // anyHeld reports whether the CO still holds one of these publications, whatever is mounted at its target. The CO has the target's
 // directory removed when it unpublishes it. Until then a container may run on a copy of the mount, and would write into its own
 // directory below without it. Young publications may be of a publish that failed and is not retried.
-func (o viewer) anyHeld(ctx context.Context, pubs []state.Publication) (bool, error) {
+func (s *Supervisor) anyHeld(ctx context.Context, pubs []state.Publication) (bool, error) {
 	pubs = slices.DeleteFunc(slices.Clone(pubs), func(p state.Publication) bool { return time.Since(p.Created) < StaleAge })
 	if len(pubs) == 0 {
 		return false, nil
 	}
-	return host.Call(ctx, o.Namespace, "checking targets", nil, func() (bool, error) {
+	return host.Call(ctx, s.namespace, "checking targets", nil, func() (bool, error) {
 		return slices.ContainsFunc(pubs, func(p state.Publication) bool {
 			_, err := host.Inspect(p.Target)
 			return err == nil
@@ -90,7 +88,7 @@ func (o viewer) anyHeld(ctx context.Context, pubs []state.Publication) (bool, er
 // reconcileMount compares the actual state of a mount with the desired one and repairs the difference. again is when to reconcile it
 // next, 0: with the others. The lock of the mount's key is held.
 func (s *Supervisor) reconcileMount(ctx context.Context, name string) (again time.Duration, err error) {
-	v, err := viewer{&s.Options}.look(ctx, name)
+	v, err := s.readView(ctx, name)
 	if err != nil {
 		return 0, err
 	}
@@ -99,35 +97,35 @@ func (s *Supervisor) reconcileMount(ctx context.Context, name string) (again tim
 	case !v.have && v.shown:
 		return 0, nil // the record is lost; the unpublish of the last target stops it
 	case !v.have:
-		remains, err := s.Store.MountOrRemains(ctx, name)
+		remains, err := s.store.MountOrRemains(ctx, name)
 		if err != nil {
 			return 0, err
 		}
-		return 0, s.Drainer.StopUnrecorded(ctx, remains)
+		return 0, s.drainer.StopUnrecorded(ctx, remains)
 	case m.Phase == state.Starting:
 		klog.FromContext(ctx).Info("Removing incompletely started mount", "mount", name, "volume", m.VolumeID)
-		return 0, s.Runner.Discard(ctx, m)
+		return 0, s.runner.Discard(ctx, m)
 	case m.Phase == state.Ending && v.shown:
-		return 0, s.Creds.RefreshDraining(ctx, m) // a retry of its unpublish continues
+		return 0, s.creds.RefreshDraining(ctx, m) // a retry of its unpublish continues
 	case m.Superseded && v.shown:
-		return 0, s.Creds.RefreshDraining(ctx, m) // its successor takes over its targets
+		return 0, s.creds.RefreshDraining(ctx, m) // its successor takes over its targets
 	case m.Superseded, v.movedAway && !v.shown:
 		m.Superseded = true
-		rerr := s.Creds.RefreshDraining(ctx, m)
+		rerr := s.creds.RefreshDraining(ctx, m)
 		ctx, cancel := context.WithTimeout(ctx, replacedBound)
 		defer cancel()
-		if err := s.Drainer.Stop(ctx, m, drain.Options{Replaced: true}); err != nil {
+		if err := s.drainer.Stop(ctx, m, drain.Options{Copies: source.AwaitReplace}); err != nil {
 			return replacedRetry, errors.Join(err, rerr)
 		}
 		return 0, nil
 	case m.Phase == state.Ending:
-		return 0, s.Drainer.StopWithPredecessors(ctx, m)
+		return 0, s.drainer.StopWithPredecessors(ctx, m)
 	}
 	if m.Lingers() && !v.shown {
 		return 0, s.lingerer.Reconcile(ctx, m)
 	}
 	if !v.shown {
-		if held, err := (viewer{&s.Options}).anyHeld(ctx, v.pubs); err != nil {
+		if held, err := s.anyHeld(ctx, v.pubs); err != nil {
 			return 0, err
 		} else if !held {
 			return 0, s.lingerer.Retire(ctx, m)
@@ -139,7 +137,7 @@ func (s *Supervisor) reconcileMount(ctx context.Context, name string) (again tim
 // keepServing ensures that a mount in use serves at all its places, with current credentials.
 func (s *Supervisor) keepServing(ctx context.Context, v view) (again time.Duration, err error) {
 	m := v.mount
-	entry := s.Tracker.Mount(m.Name)
+	entry := s.tracker.Mount(m.Name)
 	health, rerr, err := s.refresh(ctx, m)
 	if err != nil {
 		return 0, err
@@ -147,9 +145,9 @@ func (s *Supervisor) keepServing(ctx context.Context, v view) (again time.Durati
 	reason := tracker.ReasonHelper
 	switch health {
 	case mount.Healthy:
-		herr := s.Healer.HealOnce(ctx, m, v.stale)
+		herr := s.heal(ctx, v)
 		if v.pinned && herr == nil {
-			herr = s.Pins.Release(ctx, m.Name)
+			herr = s.pins.Release(ctx, m.Name)
 		}
 		return 0, errors.Join(herr, rerr)
 	case mount.Outdated:
@@ -157,7 +155,7 @@ func (s *Supervisor) keepServing(ctx context.Context, v view) (again time.Durati
 	case mount.Down:
 		entry.Set(m.Client, tracker.Failed)
 	}
-	if !s.Healer.Enabled {
+	if !s.healer.Enabled {
 		return 0, nil // the next republish repairs it
 	}
 	if wait := entry.RestartPause(); wait > 0 {
@@ -169,7 +167,7 @@ func (s *Supervisor) keepServing(ctx context.Context, v view) (again time.Durati
 		if err := s.restart(ctx, &m, &creds.Grant{}); err != nil {
 			return entry.RestartPause(), err
 		}
-		return 0, s.Healer.HealOnce(ctx, m, true)
+		return 0, s.healer.Heal(ctx, m)
 	}
 	if _, err := s.replace(ctx, m, &creds.Grant{}, reason); err != nil {
 		return entry.RestartPause(), err
@@ -177,16 +175,24 @@ func (s *Supervisor) keepServing(ctx context.Context, v view) (again time.Durati
 	return time.Second, nil
 }
 
+// heal heals a mount that shows a former file system, or that this process has not healed yet.
+func (s *Supervisor) heal(ctx context.Context, v view) error {
+	if v.stale {
+		return s.healer.Heal(ctx, v.mount)
+	}
+	return s.healer.HealOnce(ctx, v.mount)
+}
+
 // refresh returns the health of a mount in use, and refreshes the credentials of one that serves. rerr is the error of the latter: the
 // mount is healed without new credentials, too, but not replaced.
 func (s *Supervisor) refresh(ctx context.Context, m state.Mount) (health mount.Health, rerr, err error) {
-	health, status, err := s.Runner.ProbeStatus(ctx, m)
+	health, status, err := s.runner.ProbeStatus(ctx, m)
 	if err != nil || health != mount.Healthy {
 		return health, nil, err
 	}
-	s.Tracker.Mount(m.Name).Set(m.Client, tracker.Healthy)
-	rerr = s.Creds.Refresh(ctx, m, &status)
-	old, err := s.Runner.Outdated(m)
+	s.tracker.Mount(m.Name).Set(m.Client, tracker.Healthy)
+	rerr = s.creds.Refresh(ctx, m, &status)
+	old, err := s.runner.Outdated(m)
 	if err != nil || rerr != nil && old {
 		return health, nil, errors.Join(err, rerr)
 	}

@@ -41,7 +41,7 @@ import (
 const rotationBound = 15 * time.Minute
 
 type rotation struct {
-	*Supervisor
+	super *Supervisor
 	w     want.Mount
 	shown state.Mount       // at the target
 	pub   state.Publication // as it is recorded
@@ -50,18 +50,19 @@ type rotation struct {
 // Rotate moves a published volume to the session of its new secret. shown is the mount at the target.
 func (s *Supervisor) Rotate(ctx context.Context, w want.Mount, shown state.Mount, pub state.Publication) error {
 	r := rotation{s, w, shown, pub}
-	be, err := s.Backends.Backend(w.Spec.Backend)
+	be, err := s.backend(w.Spec.Backend)
 	if err != nil {
 		return err
 	}
-	if err := s.Creds.Prove(ctx, w.Grant, be, w.Spec); err != nil {
-		return fault.Errorf(fault.KindOf(err), "the volume's secret has changed, but its new credentials do not work; mount %s keeps its session: %w", shown.Name, err)
+	if err := s.creds.Prove(ctx, w.Grant, be, w.Spec); err != nil {
+		return fault.Errorf(fault.KindOf(err), "the volume's secret has changed, but its new credentials do not work; mount %s keeps its session: %w",
+			shown.Name, err)
 	}
 	klog.FromContext(ctx).Info("Secret rotated", "mount", shown.Name, "volume", w.Publication.VolumeID, "identity", w.Identity)
 	if shown.Command.StaticKeys {
 		return r.move(ctx)
 	}
-	if !shown.KeepsOnDisk(s.Clients) {
+	if !shown.KeepsOnDisk(s.clients) {
 		if runs, err := r.targetRuns(ctx); err != nil {
 			return err
 		} else if runs {
@@ -75,7 +76,7 @@ func (s *Supervisor) Rotate(ctx context.Context, w want.Mount, shown state.Mount
 }
 
 func (r rotation) targetRuns(ctx context.Context) (bool, error) {
-	all, err := r.Store.MountsOf(ctx, r.w.Spec.Key())
+	all, err := r.super.store.MountsOf(ctx, r.w.Spec.Key())
 	if err != nil {
 		return false, err
 	}
@@ -83,7 +84,7 @@ func (r rotation) targetRuns(ctx context.Context) (bool, error) {
 		if m.Phase != state.Running || !m.Joinable(r.w.Spec) {
 			continue
 		}
-		if health, err := r.Runner.Probe(ctx, m); err != nil || health == mount.Healthy {
+		if health, err := r.super.runner.Probe(ctx, m); err != nil || health == mount.Healthy {
 			return err == nil, err
 		}
 	}
@@ -93,16 +94,16 @@ func (r rotation) targetRuns(ctx context.Context) (bool, error) {
 // inPlace delivers the new session to the mount at the target. done is false if other publications still use the old secret, and this
 // one can be moved away.
 func (r rotation) inPlace(ctx context.Context) (done bool, err error) {
-	unlock, err := r.keys.lock(ctx, r.shown.Key)
+	unlock, err := r.super.keys.lock(ctx, r.shown.Key)
 	if err != nil {
 		return false, err
 	}
 	defer unlock()
-	m, ok, err := r.Store.Mount(ctx, r.shown.Name)
+	m, ok, err := r.super.store.Mount(ctx, r.shown.Name)
 	if err != nil {
 		return false, err
 	}
-	pubs, err := r.Store.Pubs.Of(ctx, r.shown.Name)
+	pubs, err := r.super.store.Pubs.Of(ctx, r.shown.Name)
 	if err != nil {
 		return false, err
 	}
@@ -116,21 +117,21 @@ func (r rotation) inPlace(ctx context.Context) (done bool, err error) {
 		}
 	}
 	switch {
-	case len(others) > 0 && !m.KeepsOnDisk(r.Clients):
+	case len(others) > 0 && !m.KeepsOnDisk(r.super.clients):
 		return false, nil
 	case len(others) > 0:
 		return false, r.postpone(ctx, others)
 	}
 	m.Rotated, m.Rotating, m.RotatedAt = r.w.Spec.Identity, true, time.Now()
-	if err := r.write(ctx, m); err != nil {
+	if err := r.super.write(ctx, m); err != nil {
 		return false, err
 	}
 	failpoint.Here("rotate.recorded")
-	health, err := r.Runner.Probe(ctx, m)
+	health, err := r.super.runner.Probe(ctx, m)
 	if err == nil && health == mount.Healthy {
-		_, err = r.Creds.Deliver(ctx, m, r.w.Grant)
+		_, err = r.super.creds.Deliver(ctx, m, r.w.Grant)
 	} else if err == nil {
-		err = r.join(ctx, &m, r.w.Grant)
+		err = r.super.join(ctx, &m, r.w.Grant)
 	}
 	if err != nil {
 		return false, err
@@ -140,7 +141,7 @@ func (r rotation) inPlace(ctx context.Context) (done bool, err error) {
 	if m.Rotated == m.Spec.Identity {
 		m.Rotated = ""
 	}
-	if err := r.write(ctx, m); err != nil {
+	if err := r.super.write(ctx, m); err != nil {
 		return false, err
 	}
 	klog.FromContext(ctx).Info("Rotated credentials of mount", "mount", m.Name, "volume", m.VolumeID, "identity", r.w.Identity)
@@ -149,11 +150,11 @@ func (r rotation) inPlace(ctx context.Context) (done bool, err error) {
 			continue
 		}
 		p.PendingIdentity = ""
-		if err := r.Store.Pubs.Write(ctx, p); err != nil {
+		if err := r.super.store.Pubs.Write(ctx, p); err != nil {
 			return false, err
 		}
 	}
-	return true, r.verifyRotation(ctx, m, r.w.Grant)
+	return true, r.super.verifyRotation(ctx, m, r.w.Grant)
 }
 
 // postpone records that the publication waits until the mount's other publications ask for the new session too, and returns an error
@@ -161,35 +162,37 @@ func (r rotation) inPlace(ctx context.Context) (done bool, err error) {
 func (r rotation) postpone(ctx context.Context, others []string) error {
 	p := r.pub
 	p.PendingIdentity = r.w.Spec.Identity
-	if err := r.Store.Pubs.Write(ctx, p); err != nil {
+	if err := r.super.store.Pubs.Write(ctx, p); err != nil {
 		return err
 	}
-	return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys (%s), and client %s may hold files that are not uploaded; "+
-		"the mount gets the new keys once those are republished with the new secret (kubelet does so within minutes) or unpublished", r.shown.Name, strings.Join(others, ", "), r.shown.Client)
+	return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys (%s), and "+
+		"client %s may hold files that are not uploaded; "+
+		"the mount gets the new keys once those are republished with the new secret (kubelet does so within minutes) or unpublished",
+		r.shown.Name, strings.Join(others, ", "), r.shown.Client)
 }
 
 // write writes a mount's record, and its copy that outlives a reboot if that is needed.
 func (s *Supervisor) write(ctx context.Context, m state.Mount) error {
-	if m.KeepsOnDisk(s.Clients) {
-		return s.Store.WriteBoth(ctx, m)
+	if m.KeepsOnDisk(s.clients) {
+		return s.store.WriteBoth(ctx, m)
 	}
-	return s.Store.Write(ctx, m)
+	return s.store.Write(ctx, m)
 }
 
 // verifyRotation checks that the client of a rotated mount uses its new credentials, and replaces it if it uses revoked ones.
 func (s *Supervisor) verifyRotation(ctx context.Context, m state.Mount, grant *creds.Grant) error {
 	actx, cancel := context.WithTimeout(host.For(ctx, m.Account()), lookupBound)
 	defer cancel()
-	answer := s.Namespace.ReadRoot(actx, s.Store.SourceDir(m.Name)) // the hang watch handles a client that does not answer
+	answer := s.namespace.ReadRoot(actx, s.store.SourceDir(m.Name)) // the hang watch handles a client that does not answer
 	// The errors that clients report for refused credentials.
 	if !errors.Is(answer, unix.EIO) && !errors.Is(answer, unix.EACCES) && !errors.Is(answer, unix.EPERM) {
 		return nil
 	}
-	be, err := s.Backends.Backend(m.Spec.Backend)
+	be, err := s.backend(m.Spec.Backend)
 	if err != nil {
 		return err
 	}
-	if err := s.Creds.Prove(ctx, grant, be, m.Spec); err != nil { // the old keys are not the reason
+	if err := s.creds.Prove(ctx, grant, be, m.Spec); err != nil { // the old keys are not the reason
 		return err
 	}
 	klog.FromContext(ctx).Info("Client uses revoked keys, replacing its mount", "mount", m.Name, "volume", m.VolumeID, "error", answer.Error())
@@ -201,16 +204,10 @@ func (s *Supervisor) verifyRotation(ctx context.Context, m state.Mount, grant *c
 // Refresh delivers the credentials that a republish supplies to a healthy mount, and to those that its publication p was moved away
 // from.
 func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publication, w want.Mount) error {
-	grant := w.Grant
-	if pod := w.Publication.Pod; pod != (state.Pod{}) && pod != p.Pod { // an older driver recorded none
-		if err := s.update(ctx, p, func(now *state.Publication) { now.Pod = pod }); err != nil {
-			return err
-		}
-	}
-	if err := s.cleanUpPrevious(ctx, p, grant); err != nil {
+	if err := s.cleanUpPrevious(ctx, p, w.Grant); err != nil {
 		return err
 	}
-	if err := s.Creds.Apply(ctx, m, grant, nil); err != nil {
+	if err := s.creds.Apply(ctx, m, w.Grant, nil); err != nil {
 		return err
 	}
 	if m.RotatedAt.IsZero() || time.Since(m.RotatedAt) > rotationBound {
@@ -221,39 +218,42 @@ func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publica
 		return nil
 	}
 	defer unlock()
-	return s.verifyRotation(ctx, m, grant)
+	return s.verifyRotation(ctx, m, w.Grant)
 }
 
 func (r rotation) move(ctx context.Context) error {
-	if !r.Healer.Enabled {
-		return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys or its client cannot get new ones, and --heal=false prevents moving this one to another mount; stop what uses the volume, and start it again, to apply the new secret (in Kubernetes: delete the pod)", r.shown.Name)
+	if !r.super.healer.Enabled {
+		return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys or its "+
+			"client cannot get new ones, and --heal=false prevents moving this one to another mount; stop what uses the volume, and start it again, to apply the new "+
+			"secret (in Kubernetes: delete the pod)", r.shown.Name)
 	}
 	if err := r.moveTo(ctx); err != nil {
 		return err
 	}
-	return r.cleanUpMovedFrom(ctx, r.shown.Name, r.w.Grant, true)
+	return r.super.cleanUpMovedFrom(ctx, r.shown.Name, r.w.Grant, true)
 }
 
 func (r rotation) moveTo(ctx context.Context) error {
-	unlock, err := r.keys.lock(ctx, r.w.Spec.Key())
+	unlock, err := r.super.keys.lock(ctx, r.w.Spec.Key())
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	m, err := r.ensure(ctx, r.w)
+	m, err := r.super.ensure(ctx, r.w)
 	if err != nil {
 		return err
 	}
 	failpoint.Here("rotate.started")
-	if err := r.Reassign(ctx, r.pub.Mount, r.w.PublicationOn(m)); err != nil {
+	if err := r.super.Reassign(ctx, r.pub.Mount, r.w.PublicationOn(m)); err != nil {
 		return err
 	}
 	failpoint.Here("rotate.moved")
-	if err := r.Healer.Heal(ctx, m); err != nil {
+	if err := r.super.healer.Heal(ctx, m); err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Moved publication to mount of new secret", "from", r.shown.Name, "mount", m.Name, "volume", r.w.Publication.VolumeID, "identity", r.w.Identity)
-	return r.Healer.CheckTarget(ctx, m, r.w.Publication.Target)
+	klog.FromContext(ctx).Info("Moved publication to mount of new secret", "from", r.shown.Name, "mount", m.Name,
+		"volume", r.w.Publication.VolumeID, "identity", r.w.Identity)
+	return r.super.healer.CheckTarget(ctx, m, r.w.Publication.Target)
 }
 
 // cleanUpMovedFrom cleans up after a publication was moved away from a mount. If it was the last one, the mount is superseded, gets
@@ -264,20 +264,20 @@ func (s *Supervisor) cleanUpMovedFrom(ctx context.Context, name string, grant *c
 		return nil
 	}
 	defer unlock()
-	m, ok, err := s.Store.Mount(ctx, name)
+	m, ok, err := s.store.Mount(ctx, name)
 	if err != nil || !ok {
 		return err
 	}
-	if pubs, err := s.Store.Pubs.Of(ctx, name); err != nil || len(pubs) > 0 {
+	if pubs, err := s.store.Pubs.Of(ctx, name); err != nil || len(pubs) > 0 {
 		return err
 	}
 	if !m.Superseded { // first, so that no publication with the old secret joins it
-		if err := s.Store.Supersede(ctx, &m); err != nil {
+		if err := s.store.Supersede(ctx, &m); err != nil {
 			return err
 		}
 		failpoint.Here("rotate.left")
 	}
-	if _, err := s.Creds.Deliver(ctx, m, grant); err != nil && !errors.Is(err, helper.ErrGone) {
+	if _, err := s.creds.Deliver(ctx, m, grant); err != nil && !errors.Is(err, helper.ErrGone) {
 		klog.FromContext(ctx).Info("Cannot update credentials of previous mount", "mount", name, "error", err.Error())
 	}
 	if stop {
@@ -293,7 +293,7 @@ func (s *Supervisor) cleanUpPrevious(ctx context.Context, p state.Publication, g
 	}
 	var left []string
 	for _, name := range p.MovedFrom {
-		if !s.Store.Exists(ctx, name) {
+		if !s.store.Exists(ctx, name) {
 			continue
 		}
 		left = append(left, name)
@@ -304,5 +304,5 @@ func (s *Supervisor) cleanUpPrevious(ctx context.Context, p state.Publication, g
 	if len(left) == len(p.MovedFrom) && p.PendingIdentity == "" {
 		return nil
 	}
-	return s.update(ctx, p, func(now *state.Publication) { now.MovedFrom, now.PendingIdentity = left, "" })
+	return s.updatePublication(ctx, p, func(now *state.Publication) { now.MovedFrom, now.PendingIdentity = left, "" })
 }

@@ -43,7 +43,7 @@ func rotationOf(t *testing.T, s *Supervisor, p *parts.Parts, m state.Mount, pub 
 }
 
 // New credentials are tried before anything is changed.
-func TestRotationBeginsWithAProof(t *testing.T) {
+func TestRotation_BeginsWithAProof(t *testing.T) {
 	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{Access: fault.Errorf(fault.Denied, "no")})
 	m, pub := p.Secret("a", "mountpoint-s3")
 	h := renewing()
@@ -58,7 +58,7 @@ func TestRotationBeginsWithAProof(t *testing.T) {
 }
 
 // While it is unknown whose session the mount has, no publication joins it. The next try makes it known.
-func TestInterruptedRotationIsRepeated(t *testing.T) {
+func TestRotation_IsRepeatedAfterAnInterruption(t *testing.T) {
 	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
 	p.Tokens.Kind = credentials.AssumeRole
 	m, pub := p.Secret("a", "mountpoint-s3")
@@ -103,7 +103,7 @@ func TestInterruptedRotationIsRepeated(t *testing.T) {
 }
 
 // A publication is not moved away from a client that may hold closed files: the mount waits for all of its publications.
-func TestRotationWaitsForAllPublications(t *testing.T) {
+func TestRotation_WaitsForAllPublications(t *testing.T) {
 	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
 	m, pub := p.Secret("a", "rclone")
 	h := renewing()
@@ -202,7 +202,7 @@ func TestFormerMountsGetTheNewSession(t *testing.T) {
 	if now := left(); !now.Superseded || len(h.Given()) != 1 || h.Given()[0].Order == nil {
 		t.Errorf("%+v; the helper was given %+v", now, h.Given())
 	}
-	v, err := viewer{&s.Options}.look(t.Context(), m.Name)
+	v, err := s.readView(t.Context(), m.Name)
 	if err != nil || !v.movedAway || len(v.pubs) > 0 {
 		t.Errorf("%+v, %v", v, err)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"path/filepath"
 	"slices"
-	"sync"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
@@ -26,40 +25,40 @@ type snapshot struct {
 }
 
 // snapshot reads publications and mount table once. The latter comes second, because a target is recorded before it is mounted.
-func (o viewer) snapshot(ctx context.Context) (snapshot, error) {
-	pubs, err := o.Store.Pubs.All(ctx)
+func (s *Supervisor) snapshot(ctx context.Context) (snapshot, error) {
+	pubs, err := s.store.Pubs.All(ctx)
 	if err != nil {
 		return snapshot{}, err
 	}
-	mounts, err := o.Namespace.Mounts(ctx)
+	mounts, err := s.namespace.Mounts(ctx)
 	if err != nil {
 		return snapshot{}, err
 	}
-	s := snapshot{
+	now := snapshot{
 		all: pubs, pubs: map[string][]state.Publication{}, moved: map[string]bool{}, sources: map[string]host.Mount{},
-		own: map[string][]host.Mount{}, shown: map[string][]host.Mount{}, pinned: o.Pins.Names(mounts),
+		own: map[string][]host.Mount{}, shown: map[string][]host.Mount{}, pinned: s.pins.Names(mounts),
 	}
 	for _, p := range pubs {
-		s.pubs[p.Mount] = append(s.pubs[p.Mount], p)
+		now.pubs[p.Mount] = append(now.pubs[p.Mount], p)
 		for _, name := range p.MovedFrom {
-			s.moved[name] = true
+			now.moved[name] = true
 		}
 	}
-	sources := o.Store.SourcesDir()
+	sources := s.store.SourcesDir()
 	for _, mnt := range mounts {
 		if filepath.Dir(mnt.Mountpoint) == sources {
-			s.sources[mnt.Mountpoint] = mnt // later entries lie on top
+			now.sources[mnt.Mountpoint] = mnt // later entries lie on top
 		}
 		name, ours := mount.NameOf(mnt.Source)
 		switch {
 		case !ours:
-		case o.Pins.Own(mnt):
-			s.own[name] = append(s.own[name], mnt)
+		case s.pins.Own(mnt):
+			now.own[name] = append(now.own[name], mnt)
 		default:
-			s.shown[name] = append(s.shown[name], mnt)
+			now.shown[name] = append(now.shown[name], mnt)
 		}
 	}
-	return s, nil
+	return now, nil
 }
 
 // view is the actual state of one mount.
@@ -76,17 +75,17 @@ type view struct {
 }
 
 // view returns the state of a mount. have reports whether its record was read.
-func (o viewer) view(s snapshot, name string, m state.Mount, have bool) view {
-	v := view{mount: m, have: have, pubs: s.pubs[name], pinned: s.pinned[name]}
-	v.movedAway = len(v.pubs) == 0 && s.moved[name]
-	source, mounted := s.sources[o.Store.SourceDir(name)]
+func (s *Supervisor) view(now snapshot, name string, m state.Mount, have bool) view {
+	v := view{mount: m, have: have, pubs: now.pubs[name], pinned: now.pinned[name]}
+	v.movedAway = len(v.pubs) == 0 && now.moved[name]
+	source, mounted := now.sources[s.store.SourceDir(name)]
 	v.mounted = mounted
 	at := heal.PlacesOf(v.pubs)
 	names := append([]string{name}, m.Predecessors...)
 	former := pins.Devices{}
 	for _, n := range names {
-		for _, mnt := range slices.Concat(s.own[n], s.shown[n]) {
-			if pins.Serves(mnt, names) && (o.Pins.Own(mnt) || at.Targets[mnt.Mountpoint]) {
+		for _, mnt := range slices.Concat(now.own[n], now.shown[n]) {
+			if pins.Serves(mnt, names) && (s.pins.Own(mnt) || at.Targets[mnt.Mountpoint]) {
 				former[mnt.Minor] = true
 			}
 		}
@@ -99,7 +98,7 @@ func (o viewer) view(s snapshot, name string, m state.Mount, have bool) view {
 			return
 		}
 		seen[shown] = true
-		for _, mnt := range s.shown[shown] {
+		for _, mnt := range now.shown[shown] {
 			// A publication that is being moved here still shows the mount that it comes from.
 			moving := heal.MovingAway(v.pubs, shown, mnt)
 			v.shown = v.shown || shown == name || at.Targets[mnt.Mountpoint] && (moving || slices.Contains(m.Predecessors, shown))
@@ -119,8 +118,8 @@ func (o viewer) view(s snapshot, name string, m state.Mount, have bool) view {
 
 // pass is a reconcile pass over all mounts: a snapshot with the records of all mounts.
 type pass struct {
-	*Supervisor
-	snapshot
+	super   *Supervisor
+	seen    snapshot
 	records map[string]state.Mount // those that could be read
 	// outdated are the mounts of which containers show another file system than the current one; searched is false if that is
 	// unknown.
@@ -134,99 +133,100 @@ type pass struct {
 // What was read only serves to find mounts that are in order, which is nearly all of them. Before any other mount is changed, its
 // state is read again under the lock of its key.
 func (s *Supervisor) BeginPass(ctx context.Context) (func(ctx context.Context, key string, names []string, failed func(name string, err error)), error) {
-	s.keys.changed.clear() // before the first read: what changes from here on is not in the snapshot
-	all, err := s.Store.Mounts(ctx)
+	s.keys.changed.Clear() // before the first read: what changes from here on is not in the snapshot
+	all, err := s.store.Mounts(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p := &pass{Supervisor: s, records: make(map[string]state.Mount, len(all))}
+	p := &pass{super: s, records: make(map[string]state.Mount, len(all))}
 	for _, m := range all {
 		p.records[m.Name] = m
 	}
-	if p.snapshot, err = (viewer{&s.Options}).snapshot(ctx); err != nil {
+	if p.seen, err = s.snapshot(ctx); err != nil {
 		return nil, err
 	}
-	p.search(ctx)
+	p.searchPods(ctx)
 	return p.tryReconcile, nil
 }
 
-// search finds the outdated mounts if this process has not healed all mounts yet. Most have nothing to heal when the driver starts, and
+// searchPods finds the outdated mounts if this process has not healed all mounts yet. Most have nothing to heal when the driver starts, and
 // are found by one search of all mount namespaces instead of one for each.
-func (p *pass) search(ctx context.Context) {
+func (p *pass) searchPods(ctx context.Context) {
 	unhealed := false
 	for _, m := range p.records {
-		unhealed = unhealed || m.Phase == state.Running && p.Healer.Unhealed(m)
+		unhealed = unhealed || m.Phase == state.Running && p.super.healer.Unhealed(m)
 	}
 	if !unhealed {
 		return
 	}
-	outdated, err := p.Healer.OutdatedInPods(ctx, p.all, func(name string) (uint32, bool) {
-		mnt, mounted := p.sources[p.Store.SourceDir(name)]
+	outdated, err := p.super.healer.OutdatedInPods(ctx, p.seen.all, func(name string) (uint32, bool) {
+		mnt, mounted := p.seen.sources[p.super.store.SourceDir(name)]
 		return mnt.Minor, mounted
 	})
 	if err != nil {
-		p.Tracker.LogError(ctx, "search", err, "Cannot search for stale mounts in pods")
+		p.super.tracker.LogError(ctx, "search", err, "Cannot search for stale mounts in pods")
 		return
 	}
 	p.outdated, p.searched = outdated, true
 }
 
 func (p *pass) tryReconcile(ctx context.Context, key string, names []string, failed func(name string, err error)) {
-	unlock, ok := p.keys.TryLock(key)
+	unlock, ok := p.super.keys.TryLock(key)
 	if !ok {
 		return
 	}
 	defer unlock()
-	current := !p.keys.changed.has(key)
+	_, changed := p.super.keys.changed.Load(key)
+	current := !changed
 	for _, name := range names {
 		if current {
-			done, err := p.confirm(ctx, name)
+			done, err := p.confirmMount(ctx, name)
 			if err != nil {
 				failed(name, err)
 			}
 			if done {
-				p.Tracker.Mount(name).Reconciled(err, 0)
+				p.super.tracker.Mount(name).Reconciled(err, 0)
 				continue
 			}
 		}
 		current = false // the reconciliation of one mount may change the others of its key
-		again, err := p.reconcileMount(ctx, name)
+		again, err := p.super.reconcileMount(ctx, name)
 		if err != nil {
 			failed(name, err)
 		}
-		if p.Store.Exists(ctx, name) {
-			p.Tracker.Mount(name).Reconciled(err, again)
+		if p.super.store.Exists(ctx, name) {
+			p.super.tracker.Mount(name).Reconciled(err, again)
 		}
 	}
 }
 
-// confirm refreshes the credentials of a mount that is in use and in order, as far as the snapshot shows. done is false if it may have
+// confirmMount refreshes the credentials of a mount that is in use and in order, as far as the snapshot shows. done is false if it may have
 // to be changed.
-func (p *pass) confirm(ctx context.Context, name string) (done bool, err error) {
+func (p *pass) confirmMount(ctx context.Context, name string) (done bool, err error) {
 	m, have := p.records[name]
 	if !have || m.Phase != state.Running || m.Superseded || p.succeeds(m) {
 		return false, nil
 	}
-	v := viewer{&p.Options}.view(p.snapshot, name, m, true)
+	v := p.super.view(p.seen, name, m, have)
 	if m.Lingers() && !v.shown {
-		reason, err := p.lingerer.Due(ctx, m)
+		reason, err := p.super.lingerer.Due(ctx, m)
 		return err != nil || reason == "", err
 	}
 	if !v.mounted || !v.shown || v.stale || v.pinned {
 		return false, nil
 	}
-	unhealed := p.Healer.Unhealed(m)
+	unhealed := p.super.healer.Unhealed(m)
 	if unhealed && (v.former || !p.searched || p.outdated[name]) {
 		return false, nil
 	}
-	health, rerr, err := p.refresh(ctx, m)
+	health, rerr, err := p.super.refresh(ctx, m)
 	switch {
 	case err != nil:
 		return true, err
 	case health != mount.Healthy:
 		return false, nil
 	case unhealed:
-		p.Tracker.Mount(name).NeedsHealing() // until now: it was found to have nothing to heal
+		p.super.tracker.Mount(name).MarkHealed() // it was found to have nothing to heal
 	}
 	return true, rerr
 }
@@ -235,32 +235,6 @@ func (p *pass) confirm(ctx context.Context, name string) (done bool, err error) 
 func (p *pass) succeeds(m state.Mount) bool {
 	return slices.ContainsFunc(m.Predecessors, func(name string) bool {
 		former, have := p.records[name]
-		return have && !former.Superseded || len(p.pubs[name]) > 0
+		return have && !former.Superseded || len(p.seen.pubs[name]) > 0
 	})
-}
-
-// changedKeys are the keys of mounts that were locked, so that their mounts may have changed, since it was cleared.
-type changedKeys struct {
-	mu   sync.Mutex
-	keys map[string]bool
-}
-
-func (c *changedKeys) clear() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.keys = map[string]bool{}
-}
-
-func (c *changedKeys) add(key string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.keys != nil { // nil: there has been no pass yet
-		c.keys[key] = true
-	}
-}
-
-func (c *changedKeys) has(key string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.keys[key]
 }

@@ -6,12 +6,16 @@ package supervisor
 import (
 	"context"
 	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
@@ -20,6 +24,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/overlap"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
@@ -35,9 +40,8 @@ const (
 	lookupBound = 10 * time.Second
 )
 
-// Options are the parts of a Supervisor: those of its Runner, and others.
+// Options are the parts of a Supervisor besides those of its Runner.
 type Options struct {
-	runner.Options
 	Runner  *runner.Runner
 	Drainer *drain.Drainer
 	Healer  *heal.Healer
@@ -47,8 +51,18 @@ type Options struct {
 
 // Supervisor decides what happens to mounts.
 type Supervisor struct {
-	Options
-	publications
+	namespace *host.Namespace
+	backend   func(name string) (backend.Backend, error)
+	clients   client.Registry
+	store     *state.Store
+	sources   *source.Sources
+	creds     *creds.Provider
+	tracker   *tracker.Tracker
+	runner    *runner.Runner
+	drainer   *drain.Drainer
+	healer    *heal.Healer
+	pins      *pins.Pins
+
 	keys     keyLocks
 	order    overlap.Order
 	lingerer *linger.Lingerer
@@ -56,15 +70,16 @@ type Supervisor struct {
 
 // New returns a supervisor.
 func New(o Options) *Supervisor {
+	r := o.Runner
 	s := &Supervisor{
-		Options: o, keys: keyLocks{store: o.Store, tracker: o.Tracker},
-		order: overlap.Order{Store: o.Store, Namespace: o.Namespace, Pins: o.Pins, Backends: o.Backends},
+		namespace: r.Namespace, backend: r.Backend, clients: r.Clients, store: r.Store, sources: r.Sources, creds: r.Creds, tracker: r.Tracker,
+		runner: r, drainer: o.Drainer, healer: o.Healer, pins: o.Pins,
+		order: overlap.Order{Store: r.Store, Namespace: r.Namespace, Pins: o.Pins, Backend: r.Backend},
 	}
-	s.publications = publications{locks: &s.keys, records: o.Store.Pubs}
-	s.lingerer = linger.New(linger.Options{
-		Client: o.Runner, Drainer: o.Drainer, Pins: o.Pins, Backends: o.Backends, Store: o.Store, Creds: o.Creds, Tracker: o.Tracker, Peer: o.Peer,
+	s.lingerer = &linger.Lingerer{
+		Runner: r, Drainer: o.Drainer, Pins: o.Pins, Backend: r.Backend, Store: r.Store, Creds: r.Creds, Tracker: r.Tracker, Peer: r.Peer,
 		Limits: o.Linger, TryLock: s.keys.TryLock,
-	})
+	}
 	return s
 }
 
@@ -76,11 +91,11 @@ func (s *Supervisor) Health(ctx context.Context, m state.Mount) (mount.Health, e
 
 // healthAndStatus is Health that also returns the status of the helper, unless that has exited.
 func (s *Supervisor) healthAndStatus(ctx context.Context, m state.Mount) (mount.Health, helper.Status, error) {
-	health, status, err := s.Runner.ProbeStatus(ctx, m)
+	health, status, err := s.runner.ProbeStatus(ctx, m)
 	if err != nil || health != mount.Healthy {
 		return health, status, err
 	}
-	if old, err := s.Runner.Outdated(m); err != nil || old {
+	if old, err := s.runner.Outdated(m); err != nil || old {
 		return mount.Outdated, status, err
 	}
 	return health, status, nil
@@ -91,7 +106,7 @@ func (s *Supervisor) healthAndStatus(ctx context.Context, m state.Mount) (mount.
 func (s *Supervisor) stopReplaced(ctx context.Context, m state.Mount, grant *creds.Grant) {
 	ctx, cancel := context.WithTimeout(ctx, replacedBound)
 	defer cancel()
-	if err := s.Drainer.Stop(ctx, m, drain.Options{Grant: grant, Replaced: true}); err != nil {
+	if err := s.drainer.Stop(ctx, m, drain.Options{Grant: grant, Copies: source.AwaitReplace}); err != nil {
 		klog.FromContext(ctx).Info("Replaced mount is still in use", "mount", m.Name, "reason", err.Error())
 	}
 }
@@ -108,22 +123,20 @@ func movedElsewhere(all []state.Publication, name, target string) bool {
 
 // keyLocks are the locks of mount keys: one generation of a mount comes after the other.
 type keyLocks struct {
-	namedlock.Locks
-	store   *state.Store
-	tracker *tracker.Tracker
-	changed changedKeys
+	locks   namedlock.Locks
+	changed sync.Map // the keys that were locked since it was cleared: their mounts may have changed
 }
 
 // Lock is namedlock.Locks.Lock. The key counts as changed from its release on.
 func (l *keyLocks) Lock(ctx context.Context, key string) (unlock func(), err error) {
-	release, err := l.Locks.Lock(ctx, key)
-	return func() { l.changed.add(key); release() }, err
+	release, err := l.locks.Lock(ctx, key)
+	return func() { l.changed.Store(key, struct{}{}); release() }, err
 }
 
 // TryLock is namedlock.Locks.TryLock. The key counts as changed from its release on.
 func (l *keyLocks) TryLock(key string) (unlock func(), ok bool) {
-	release, ok := l.Locks.TryLock(key)
-	return func() { l.changed.add(key); release() }, ok
+	release, ok := l.locks.TryLock(key)
+	return func() { l.changed.Store(key, struct{}{}); release() }, ok
 }
 
 func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err error) {
@@ -135,15 +148,16 @@ func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err err
 }
 
 // lockToStop locks the key of a mount. If the mount is being stopped by another call, the error reports its pending uploads.
-func (l *keyLocks) lockToStop(ctx context.Context, name string) (unlock func(), err error) {
-	unlock, err = l.Lock(ctx, mount.KeyOf(name))
+func (s *Supervisor) lockToStop(ctx context.Context, name string) (unlock func(), err error) {
+	unlock, err = s.keys.Lock(ctx, mount.KeyOf(name))
 	if err == nil {
 		return unlock, nil
 	}
 	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	if m, rerr := l.store.MountOrRemains(rctx, name); rerr == nil && (m.Phase == state.Ending || l.tracker.Mount(name).Draining()) {
-		return nil, drain.InProgress(m, drain.WithQueue(l.tracker.Mount(name).Drain.Queue(), err))
+	entry := s.tracker.Mount(name)
+	if m, rerr := s.store.MountOrRemains(rctx, name); rerr == nil && (m.Phase == state.Ending || entry.Draining()) {
+		return nil, drain.InProgress(m, drain.WithQueue(entry.Drain.Queue(), err))
 	}
 	return nil, fault.Errorf(fault.Busy, "the mount is being started or stopped: %w", err)
 }

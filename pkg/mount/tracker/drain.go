@@ -9,8 +9,8 @@ import (
 
 // Drain is the observed state of a client that is being stopped. Its methods can be called by several goroutines.
 type Drain struct {
-	mu sync.Mutex
-	drainState
+	mu  sync.Mutex
+	now drainState
 }
 
 type drainState struct {
@@ -29,11 +29,11 @@ func (d *Drain) HelperAnswered(answered bool) (silent time.Duration) {
 	defer d.mu.Unlock()
 	switch {
 	case answered:
-		d.silent, d.orphaned = time.Time{}, time.Time{}
-	case d.silent.IsZero():
-		d.silent = time.Now()
+		d.now.silent, d.now.orphaned = time.Time{}, time.Time{}
+	case d.now.silent.IsZero():
+		d.now.silent = time.Now()
 	default:
-		silent = time.Since(d.silent)
+		silent = time.Since(d.now.silent)
 	}
 	return silent
 }
@@ -42,20 +42,20 @@ func (d *Drain) HelperAnswered(answered bool) (silent time.Duration) {
 func (d *Drain) OrphanedSince() time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.orphaned.IsZero() {
-		d.orphaned = time.Now()
+	if d.now.orphaned.IsZero() {
+		d.now.orphaned = time.Now()
 	}
-	return d.orphaned
+	return d.now.orphaned
 }
 
 // RefreshDue reports, each time that every has passed, that the client should get new credentials.
 func (d *Drain) RefreshDue(every time.Duration) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	first := d.refreshed.IsZero() // it was just given some
-	due := !first && time.Since(d.refreshed) >= every
+	first := d.now.refreshed.IsZero() // it was just given some
+	due := !first && time.Since(d.now.refreshed) >= every
 	if first || due {
-		d.refreshed = time.Now()
+		d.now.refreshed = time.Now()
 	}
 	return due
 }
@@ -65,37 +65,37 @@ func (d *Drain) RefreshDue(every time.Duration) bool {
 func (d *Drain) Progress(cpu time.Duration, revision uint64) (idle time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.active.IsZero() || cpu != d.cpu || revision != d.revision {
-		d.active, d.cpu, d.revision = time.Now(), cpu, revision
+	if d.now.active.IsZero() || cpu != d.now.cpu || revision != d.now.revision {
+		d.now.active, d.now.cpu, d.now.revision = time.Now(), cpu, revision
 		return 0
 	}
-	return time.Since(d.active)
+	return time.Since(d.now.active)
 }
 
 // Active notes that the client did something, as far as is known.
 func (d *Drain) Active() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.active = time.Now()
+	d.now.active = time.Now()
 }
 
 // Queued records the upload queue of the client.
 func (d *Drain) Queued(q *client.Queue) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.queue = q
+	d.now.queue = q
 }
 
 // Queue returns the upload queue of the client; nil: unknown.
 func (d *Drain) Queue() *client.Queue {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.queue
+	return d.now.queue
 }
 
 // restarted discards what was of the previous client.
 func (d *Drain) restarted() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.drainState = drainState{}
+	d.now = drainState{}
 }

@@ -6,6 +6,7 @@ package tracker
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,10 +31,9 @@ const (
 
 // Tracker has the entries of all mounts.
 type Tracker struct {
-	metrics metrics
+	Metrics Metrics
 	log     loglimit.Limiter
 	now     func() time.Time
-	lingers notifier
 
 	mu     sync.Mutex
 	mounts map[string]*Mount
@@ -42,7 +42,7 @@ type Tracker struct {
 
 // New returns a tracker without entries. overdue returns the number of system calls that are blocked after their callers timed out.
 func New(overdue func() int) *Tracker {
-	return &Tracker{metrics: newMetrics(overdue), log: loglimit.Limiter{Repeat: repeatAfter}, now: time.Now, mounts: map[string]*Mount{}}
+	return &Tracker{Metrics: newMetrics(overdue), log: loglimit.Limiter{Repeat: repeatAfter}, now: time.Now, mounts: map[string]*Mount{}}
 }
 
 // Mount returns the entry of a mount, which is made if there is none.
@@ -132,20 +132,55 @@ func (m *Mount) Healed() bool {
 	return m.healed
 }
 
-// NeedsHealing reports whether this process has not healed the mount's publications yet, and notes that it does so now.
-func (m *Mount) NeedsHealing() bool {
+// MarkHealed notes that this process heals the mount's publications, or that there is nothing to heal.
+func (m *Mount) MarkHealed() { m.setHealed(true) }
+
+// MarkUnhealed notes that the mount's publications have to be healed again.
+func (m *Mount) MarkUnhealed() { m.setHealed(false) }
+
+func (m *Mount) setHealed(healed bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	needs := !m.healed
-	m.healed = true
-	return needs
+	m.healed = healed
 }
 
-// HealAgain makes NeedsHealing report true again.
-func (m *Mount) HealAgain() {
+// Why a lingering mount ended.
+const (
+	EndedTime    = "time"    // its time was over
+	EndedMounts  = "mounts"  // too many mounts lingered, and it was the least recently used
+	EndedMemory  = "memory"  // their memory was too large, and it was the least recently used
+	EndedBackend = "backend" // its backend's configuration or rules changed
+	EndedSession = "session" // its session could not be renewed
+	EndedClient  = "client"  // its client exited
+	EndedVolume  = "volume"  // its volume was published with other settings or another secret
+	EndedOverlap = "overlap" // a mount that overlaps with it was started
+)
+
+// Linger is a lingering mount: it has no publication, and its client and its cache stay for a while.
+type Linger struct {
+	Name         string
+	Since, Until time.Time
+	Memory       uint64 // of its helper and its client, in bytes
+}
+
+// Linger notes that the mount lingers, until Set notes another state.
+func (m *Mount) Linger(client string, l Linger) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.healed = false
+	m.set(client, Lingering)
+	m.linger = &l
+}
+
+// Lingering returns the lingering mounts, the least recently used first.
+func (t *Tracker) Lingering() []Linger {
+	var all []Linger
+	t.each(func(m *Mount) {
+		if m.linger != nil {
+			all = append(all, *m.linger)
+		}
+	})
+	slices.SortFunc(all, func(a, b Linger) int { return a.Since.Compare(b.Since) })
+	return all
 }
 
 // Conflicts notes the number of conflicts that a mount's helper reports, and returns how many of them are new. Those from before
@@ -158,7 +193,7 @@ func (m *Mount) Conflicts(client string, files int) (added int) {
 		before = 0
 	}
 	m.conflicts = files
-	m.t.metrics.conflicts.WithLabelValues(client).Add(float64(files - before))
+	m.t.Metrics.conflicts.WithLabelValues(client).Add(float64(files - before))
 	return files - before
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 )
 
-func TestRestartPausesGrowAndEnd(t *testing.T) {
+func TestRestartPause_GrowsAndEnds(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	tr := New(nil)
 	tr.now = func() time.Time { return now }
@@ -38,7 +38,7 @@ func TestRestartPausesGrowAndEnd(t *testing.T) {
 }
 
 // A restart that failed does not hide why the client before it exited.
-func TestTheFirstCauseIsReported(t *testing.T) {
+func TestExited_ReportsTheFirstCause(t *testing.T) {
 	m := New(nil).Mount("m")
 	crash, oom := Cause{ReasonCrash, "signal"}, Cause{ReasonOOM, "memory"}
 	for i, step := range []struct {
@@ -57,7 +57,7 @@ func TestTheFirstCauseIsReported(t *testing.T) {
 }
 
 // A probe of a client that was replaced meanwhile says nothing about the one that runs.
-func TestAProbeIsOfOneClient(t *testing.T) {
+func TestProbe_IsOfOneClient(t *testing.T) {
 	tr := New(nil)
 	m := tr.Mount("m")
 	if !m.BeginProbe() || m.BeginProbe() {
@@ -83,7 +83,7 @@ func TestAProbeIsOfOneClient(t *testing.T) {
 }
 
 // Conflicts from before this process, and those of a helper that counts from zero, are counted once.
-func TestConflictsAreCountedOnce(t *testing.T) {
+func TestConflicts_AreCountedOnce(t *testing.T) {
 	m := New(nil).Mount("m")
 	for i, step := range []struct{ files, added int }{{2, 2}, {2, 0}, {3, 1}, {1, 1}} {
 		if changed := m.ConflictsChanged(step.files); changed != (step.added > 0) {
@@ -100,7 +100,7 @@ func TestMetricsOfSessions(t *testing.T) {
 	now := time.Now()
 	tr.now = func() time.Time { return now }
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(gauges{tr}, tr.metrics.renewals, tr.metrics.renewalFailures)
+	registry.MustRegister(gauges{tr}, tr.Metrics.renewals, tr.Metrics.renewalFailures)
 	shows := func(renewals, failures float64, state string) {
 		t.Helper()
 		families, err := registry.Gather()

@@ -12,7 +12,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
@@ -35,111 +34,97 @@ type Launcher interface {
 	List(ctx context.Context) ([]launcher.UnitInfo, error)
 }
 
-// Options are the parts of an Allocator.
-type Options struct {
+// Allocator allocates uids of a range.
+type Allocator struct {
 	Namespace *host.Namespace
 	Launcher  Launcher
 	Store     *state.Store
 	Range     launcher.UIDRange
-}
 
-// Allocator allocates uids of a range.
-type Allocator struct {
-	Options
 	mu          sync.Mutex
 	quarantined map[uint32]bool // uids whose leftover processes are being killed
 }
 
-// New returns an Allocator.
-func New(o Options) *Allocator { return &Allocator{Options: o} }
-
-// Allocate allocates the generation, the uid and the directories of a new mount. Uid and directories are those of the spare, if it has
-// one.
-func (a *Allocator) Allocate(ctx context.Context, volumeID string, spec mount.Spec, cl client.Client, spare *state.Spare) (state.Mount, error) {
-	taken := map[uint32]bool{}
-	for {
-		m, err := a.reserve(ctx, volumeID, spec, cl, taken, spare)
-		if err != nil || spare != nil {
-			return m, err
-		}
-		alive, err := a.Launcher.Alive(ctx, m.UID)
-		if err == nil && !alive {
-			return m, nil
-		}
-		taken[m.UID] = true
-		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
-		rerr := a.Store.Remove(cctx, m.Name)
-		cancel()
-		if err := errors.Join(err, rerr); err != nil {
-			return state.Mount{}, err
-		}
-	}
-}
-
-// reserve makes a mount's directories, which mark its name and its uid as used.
-func (a *Allocator) reserve(ctx context.Context, volumeID string, spec mount.Spec, cl client.Client, taken map[uint32]bool, spare *state.Spare) (state.Mount, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	fail := func(err error) (state.Mount, error) {
-		return state.Mount{}, fmt.Errorf("allocating a new mount: %w", err)
-	}
-	key := spec.Key()
-	generation, err := a.Store.NextGeneration(ctx, key)
-	if err != nil {
-		return fail(err)
-	}
-	name := mount.Name(key, generation)
-	m := state.Mount{
-		Name: name, Key: key, Generation: generation, Phase: state.Starting, VolumeID: volumeID,
-		Source: mount.SourceName(volumeID, name), Client: cl.Name, Spec: spec, Created: time.Now(),
-	}
+// Allocate allocates the generation, the uid and the directories of a new mount, of which volume, client and spec are set. Uid and
+// directories are those of the spare, if it has one.
+func (a *Allocator) Allocate(ctx context.Context, m state.Mount, spare *state.Spare) (state.Mount, error) {
 	if spare != nil {
 		m.UID, m.Spare = spare.UID, spare.Name
-	} else if m.UID, err = a.unused(ctx, key, taken); err != nil {
-		return fail(err)
+		err := a.reserveMount(ctx, &m, nil)
+		return m, err
 	}
-	if err := a.Store.Make(ctx, m); err != nil {
-		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
-		defer cancel()
-		return state.Mount{}, mount.WithCleanupError(fmt.Errorf("making the directories of mount %s: %w", name, err), a.Store.Remove(cctx, name))
-	}
-	return m, nil
+	err := a.untilUnused(ctx, func(taken map[uint32]bool) (uid uint32, remove func(context.Context) error, err error) {
+		err = a.reserveMount(ctx, &m, taken)
+		return m.UID, func(ctx context.Context) error { return a.Store.Remove(ctx, m.Name) }, err
+	})
+	return m, err
 }
 
 // AllocateSpare makes the directories of a new spare, which mark its uid as used.
-func (a *Allocator) AllocateSpare(ctx context.Context) (state.Spare, error) {
-	taken := map[uint32]bool{}
-	for {
-		spare, err := a.makeSpare(ctx, taken)
+func (a *Allocator) AllocateSpare(ctx context.Context) (spare state.Spare, err error) {
+	err = a.untilUnused(ctx, func(taken map[uint32]bool) (uint32, func(context.Context) error, error) {
+		if spare, err = a.makeSpare(ctx, taken); err != nil {
+			return 0, nil, fmt.Errorf("allocating a new spare: %w", err)
+		}
+		return spare.UID, func(ctx context.Context) error { return a.Store.RemoveSpare(ctx, spare.Name) }, nil
+	})
+	return spare, err
+}
+
+// untilUnused allocates, and removes again, until there is a uid without processes. taken are those that have some.
+func (a *Allocator) untilUnused(ctx context.Context, allocate func(taken map[uint32]bool) (uint32, func(context.Context) error, error)) error {
+	for taken := map[uint32]bool{}; ; {
+		uid, remove, err := allocate(taken)
 		if err != nil {
-			return state.Spare{}, fmt.Errorf("allocating a new spare: %w", err)
+			return err
 		}
-		alive, err := a.Launcher.Alive(ctx, spare.UID)
+		alive, err := a.Launcher.Alive(ctx, uid)
 		if err == nil && !alive {
-			return spare, nil
+			return nil
 		}
-		taken[spare.UID] = true
+		taken[uid] = true
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
-		rerr := a.Store.Spares.Remove(cctx, spare.Name)
+		rerr := remove(cctx)
 		cancel()
 		if err := errors.Join(err, rerr); err != nil {
-			return state.Spare{}, err
+			return err
 		}
 	}
+}
+
+// reserveMount makes a mount's directories, which mark its name and its uid as used. A mount without a spare gets a uid that is not taken.
+func (a *Allocator) reserveMount(ctx context.Context, m *state.Mount, taken map[uint32]bool) (err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	m.Key = m.Spec.Key()
+	if m.Generation, err = a.Store.NextGeneration(ctx, m.Key); err == nil && m.Spare == "" {
+		m.UID, err = a.chooseUnused(ctx, m.Key, taken)
+	}
+	if err != nil {
+		return fmt.Errorf("allocating a new mount: %w", err)
+	}
+	m.Name = mount.Name(m.Key, m.Generation)
+	m.Phase, m.Source, m.Created = state.Starting, mount.SourceName(m.VolumeID, m.Name), time.Now()
+	if err := a.Store.Make(ctx, *m); err != nil {
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+		defer cancel()
+		return mount.WithCleanupError(fmt.Errorf("making the directories of mount %s: %w", m.Name, err), a.Store.Remove(cctx, m.Name))
+	}
+	return nil
 }
 
 func (a *Allocator) makeSpare(ctx context.Context, taken map[uint32]bool) (state.Spare, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	uid, err := a.unused(ctx, "spare", taken)
+	uid, err := a.chooseUnused(ctx, "spare", taken)
 	if err != nil {
 		return state.Spare{}, err
 	}
-	return a.Store.Spares.Make(ctx, uid)
+	return a.Store.MakeSpare(ctx, uid)
 }
 
-// unused returns a uid that no mount and no spare has, and that is not taken. Call under mu.
-func (a *Allocator) unused(ctx context.Context, key string, taken map[uint32]bool) (uint32, error) {
+// chooseUnused returns a uid that no mount and no spare has, and that is not taken. Call under mu.
+func (a *Allocator) chooseUnused(ctx context.Context, key string, taken map[uint32]bool) (uint32, error) {
 	used, err := a.Store.UIDs(ctx)
 	if err != nil {
 		return 0, err
@@ -169,7 +154,7 @@ func (a *Allocator) KillOrphans(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listing helpers: %w", err)
 	}
-	orphans, err := a.quarantine(ctx, units)
+	orphans, err := a.quarantineOrphans(ctx, units)
 	if err != nil {
 		return err
 	}
@@ -186,9 +171,9 @@ func (a *Allocator) KillOrphans(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// quarantine returns the units that belong to no mount, and bars their uids until they are killed: a new mount of the same volume
+// quarantineOrphans returns the units that belong to no mount, and bars their uids until they are killed: a new mount of the same volume
 // tends to get the same uid, and would be killed instead.
-func (a *Allocator) quarantine(ctx context.Context, units []launcher.UnitInfo) (orphans []launcher.UnitInfo, err error) {
+func (a *Allocator) quarantineOrphans(ctx context.Context, units []launcher.UnitInfo) (orphans []launcher.UnitInfo, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	used, err := a.Store.UIDs(ctx) // after the units were listed: a mount's directory is made before its unit

@@ -13,24 +13,21 @@ import (
 
 // A new mount of the same volume tends to get the same uid. While the processes of the former one are being killed it gets another:
 // the new client would be killed, too.
-func TestQuarantinedUIDsAreNotAllocated(t *testing.T) {
+func TestKillOrphans_QuarantinedUIDIsNotAllocated(t *testing.T) {
 	l := &mounttest.UIDs{Live: map[uint32]bool{}}
 	p := parts.New(t, mounttest.S3{})
 	const first = parts.UID + 100 // tests of other packages have mounts with parts.UID, which are not orphaned
-	a := New(Options{Namespace: p.Namespace, Launcher: l, Store: p.Store, Range: launcher.UIDRange{First: first, Last: first + 1}})
+	a := &Allocator{Namespace: p.Namespace, Launcher: l, Store: p.Store, Range: launcher.UIDRange{First: first, Last: first + 1}}
 	spec := mount.Spec{Bucket: "b"}
-	cl, err := p.Clients.Of("")
-	if err != nil {
-		t.Fatal(err)
-	}
 	usual, err := a.freeUID(spec.Key(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.Live[usual] = true
-	var given state.Mount
+	given := state.Mount{VolumeID: "v", Spec: spec}
+	again := given
 	l.OnKill = func(uint32) {
-		if given, err = a.reserve(t.Context(), "v", spec, cl, nil, nil); err != nil {
+		if err := a.reserveMount(t.Context(), &given, nil); err != nil {
 			t.Error(err)
 		}
 	}
@@ -43,7 +40,7 @@ func TestQuarantinedUIDsAreNotAllocated(t *testing.T) {
 	if err := p.Store.Remove(t.Context(), given.Name); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := a.reserve(t.Context(), "v", spec, cl, nil, nil); err != nil || again.UID != usual {
+	if err := a.reserveMount(t.Context(), &again, nil); err != nil || again.UID != usual {
 		t.Errorf("afterwards it gets %d, %v", again.UID, err)
 	}
 }

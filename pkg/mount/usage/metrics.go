@@ -40,24 +40,18 @@ func newMetrics() metrics {
 	}
 }
 
-func bytesDesc() *prometheus.Desc {
-	return prometheus.NewDesc("s3csi_volume_used_bytes",
-		"Size of all objects of a volume with the parameter usage, in bytes, when this node last listed it; accuracy is exact, or at-least if the listing was cut.",
-		[]string{"volume", "accuracy"}, nil)
-}
-
-func objectsDesc() *prometheus.Desc {
-	return prometheus.NewDesc("s3csi_volume_objects",
-		"Number of objects of a volume with the parameter usage, when this node last listed it; accuracy is exact, or at-least if the listing was cut.",
-		[]string{"volume", "accuracy"}, nil)
-}
-
-func capacityDesc() *prometheus.Desc {
-	return prometheus.NewDesc("s3csi_volume_size_bytes", "Recorded size of a volume with the parameter usage, in bytes, if this node can read it.", []string{"volume"}, nil)
-}
-
-func timeDesc() *prometheus.Desc {
-	return prometheus.NewDesc("s3csi_volume_usage_timestamp_seconds", "When this node last listed a volume with the parameter usage, in seconds since the epoch.", []string{"volume"}, nil)
+// newGauges returns the metrics that are read from the entries of volumes.
+func newGauges() (bytes, objects, size, measured *prometheus.GaugeVec) {
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+	}
+	const accuracy = "when this node last listed it; accuracy is exact, or at-least if the listing was cut."
+	bytes = gauge("s3csi_volume_used_bytes", "Size of all objects of a volume with the parameter usage, in bytes, "+accuracy, "volume", "accuracy")
+	objects = gauge("s3csi_volume_objects", "Number of objects of a volume with the parameter usage, "+accuracy, "volume", "accuracy")
+	size = gauge("s3csi_volume_size_bytes", "Recorded size of a volume with the parameter usage, in bytes, if this node can read it.", "volume")
+	measured = gauge("s3csi_volume_usage_timestamp_seconds",
+		"When this node last listed a volume with the parameter usage, in seconds since the epoch.", "volume")
+	return bytes, objects, size, measured
 }
 
 // Collectors returns the metrics.
@@ -67,7 +61,7 @@ func (m *Meter) Collectors() []prometheus.Collector {
 
 // SampleCollectors returns the metrics with values, for the document about them.
 func SampleCollectors() []prometheus.Collector {
-	m := &Meter{metrics: newMetrics(), entries: map[string]*entry{"v": {Usage: sample(), published: true}}}
+	m := &Meter{metrics: newMetrics(), entries: map[string]*entry{"v": {known: sample(), published: true}}}
 	m.metrics.measurements.WithLabelValues(resultComplete)
 	return m.Collectors()
 }
@@ -80,31 +74,33 @@ type gauges struct{ m *Meter }
 
 // Describe implements prometheus.Collector.
 func (g gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{bytesDesc(), objectsDesc(), capacityDesc(), timeDesc()} {
-		ch <- d
+	bytes, objects, size, measured := newGauges()
+	for _, v := range []*prometheus.GaugeVec{bytes, objects, size, measured} {
+		v.Describe(ch)
 	}
 }
 
 // Collect implements prometheus.Collector.
 func (g gauges) Collect(ch chan<- prometheus.Metric) {
+	bytes, objects, size, measured := newGauges()
 	g.m.mu.Lock()
-	defer g.m.mu.Unlock()
 	for id, e := range g.m.entries {
 		if !e.shown() {
 			continue
 		}
 		accuracy := exact
-		if e.AtLeast {
+		if e.known.AtLeast {
 			accuracy = atLeast
 		}
-		gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+		bytes.WithLabelValues(id, accuracy).Set(float64(e.known.Bytes))
+		objects.WithLabelValues(id, accuracy).Set(float64(e.known.Objects))
+		measured.WithLabelValues(id).Set(float64(e.known.Measured.UnixMilli()) / 1000)
+		if e.known.CapacityBytes > 0 {
+			size.WithLabelValues(id).Set(float64(e.known.CapacityBytes))
 		}
-		gauge(bytesDesc(), float64(e.Bytes), id, accuracy)
-		gauge(objectsDesc(), float64(e.Objects), id, accuracy)
-		gauge(timeDesc(), float64(e.Measured.UnixMilli())/1000, id)
-		if e.CapacityBytes > 0 {
-			gauge(capacityDesc(), float64(e.CapacityBytes), id)
-		}
+	}
+	g.m.mu.Unlock()
+	for _, v := range []*prometheus.GaugeVec{bytes, objects, size, measured} {
+		v.Collect(ch)
 	}
 }

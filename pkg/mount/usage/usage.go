@@ -20,6 +20,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
@@ -56,12 +57,13 @@ type Publications interface {
 // Backends are the S3 services.
 type Backends interface {
 	Backend(name string) (backend.Backend, error)
-	With(ctx context.Context, be backend.Backend, keys credentials.Keys, info backend.BucketInfo, do func(context.Context, *s3.Client) error) (backend.BucketInfo, error)
+	With(ctx context.Context, be backend.Backend, keys credentials.Keys, info backend.BucketInfo,
+		do func(context.Context, *s3.Client) error) (backend.BucketInfo, error)
 }
 
 // Sessions makes sessions for measurements. *creds.Provider implements it.
 type Sessions interface {
-	UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, recordKey string, tags bool) (credentials.Keys, error)
+	UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, record creds.UsageRecord) (credentials.Keys, error)
 }
 
 // Options are the parts and settings of a Meter.
@@ -76,7 +78,7 @@ type Options struct {
 
 // Meter measures the usage of volumes. All methods may be called concurrently.
 type Meter struct {
-	Options
+	parts   Options
 	metrics metrics
 	wake    chan struct{}
 	slots   chan struct{}
@@ -88,7 +90,7 @@ type Meter struct {
 
 // entry is a volume.
 type entry struct {
-	state.Usage
+	known     state.Usage
 	published bool
 	seen      uint64  // the number of its last publication
 	busy      bool    // it is being measured
@@ -106,37 +108,37 @@ func (s *source) lasting() bool { return s != nil && s.spec.Source == credential
 
 // New returns a meter that continues where the driver before it ended. It starts nothing.
 func New(ctx context.Context, o Options) (*Meter, error) {
-	m := &Meter{Options: o, metrics: newMetrics(), wake: make(chan struct{}, 1), slots: make(chan struct{}, parallel), entries: map[string]*entry{}}
+	m := &Meter{parts: o, metrics: newMetrics(), wake: make(chan struct{}, 1), slots: make(chan struct{}, parallel), entries: map[string]*entry{}}
 	if o.MaxRequests == 0 {
 		return m, nil
 	}
 	all, err := o.Store.All(ctx)
 	for _, u := range all {
-		m.entries[u.VolumeID] = &entry{Usage: u}
+		m.entries[u.VolumeID] = &entry{known: u}
 	}
 	return m, err
 }
 
 // Observe notes a successful publication. It starts a measurement if one is due.
 func (m *Meter) Observe(r mount.Request, spec mount.Spec) {
-	if r.Attributes.Usage == 0 || m.MaxRequests == 0 {
+	if r.Attributes.Usage == 0 || m.parts.MaxRequests == 0 {
 		return
 	}
 	m.mu.Lock()
 	e := m.entries[r.VolumeID]
 	if e == nil {
-		e = &entry{Usage: state.Usage{VolumeID: r.VolumeID, Setting: r.Attributes.Usage}}
+		e = &entry{known: state.Usage{VolumeID: r.VolumeID, Setting: r.Attributes.Usage}}
 		m.entries[r.VolumeID] = e
 	}
 	m.seen++
 	e.published, e.seen = true, m.seen
-	due := !e.busy && !e.due().After(m.Now())
+	due := !e.busy && !e.due().After(m.parts.Now())
 	if s := (&source{r, spec}); due || s.lasting() {
 		e.source = s
 	}
 	m.mu.Unlock()
 	if due {
-		m.poke()
+		m.wakeUp()
 	}
 }
 
@@ -145,29 +147,29 @@ func (m *Meter) Of(volumeID string) (u mount.Usage, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.entries[volumeID]
-	if e == nil || !e.shown() || e.AtLeast {
+	if e == nil || !e.shown() || e.known.AtLeast {
 		return mount.Usage{}, false
 	}
-	return mount.Usage{Bytes: e.Bytes, Objects: e.Objects, CapacityBytes: e.CapacityBytes}, true
+	return mount.Usage{Bytes: e.known.Bytes, Objects: e.known.Objects, CapacityBytes: e.known.CapacityBytes}, true
 }
 
 // shown reports whether there is a measurement to show.
 func (e *entry) shown() bool {
-	return e.published && !e.Measured.IsZero() && e.Setting.Interval() != 0
+	return e.published && !e.known.Measured.IsZero() && e.known.Setting.Interval() != 0
 }
 
 // due returns when a volume has to be visited next: to read its record, or to list it.
 func (e *entry) due() time.Time {
-	at := e.Read.Add(readEvery)
-	if e.Setting.Interval() != 0 && e.NotBefore.Before(at) {
-		at = e.NotBefore
+	at := e.known.Read.Add(readEvery)
+	if e.known.Setting.Interval() != 0 && e.known.NotBefore.Before(at) {
+		at = e.known.NotBefore
 	}
-	return later(at, e.Retry)
+	return later(at, e.known.Retry)
 }
 
 // expires returns when nothing has to be known any more of a volume without a publication.
 func (e *entry) expires() time.Time {
-	return later(later(e.Read.Add(readEvery), e.NotBefore), e.Retry)
+	return later(later(e.known.Read.Add(readEvery), e.known.NotBefore), e.known.Retry)
 }
 
 func later(a, b time.Time) time.Time {
@@ -177,7 +179,7 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-func (m *Meter) poke() {
+func (m *Meter) wakeUp() {
 	select {
 	case m.wake <- struct{}{}:
 	default:
@@ -194,8 +196,8 @@ func (m *Meter) Run(ctx context.Context) {
 		if err := m.prune(ctx); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Cannot read publications, measuring no usage")
 		} else {
-			for _, e := range m.next() {
-				wg.Go(func() { m.visit(ctx, e) })
+			for _, e := range m.takeDue() {
+				wg.Go(func() { m.visitVolume(ctx, e) })
 			}
 		}
 		select {
@@ -217,7 +219,7 @@ func (m *Meter) prune(ctx context.Context) error {
 	if none {
 		return nil
 	}
-	all, err := m.Publications.All(ctx)
+	all, err := m.parts.Publications.All(ctx)
 	if err != nil {
 		return err
 	}
@@ -236,24 +238,24 @@ func (m *Meter) prune(ctx context.Context) error {
 			continue
 		}
 		e.source = nil
-		if e.expires().Before(m.Now()) {
+		if e.expires().Before(m.parts.Now()) {
 			delete(m.entries, id)
 			gone = append(gone, id)
 		}
 	}
 	m.mu.Unlock()
 	for _, id := range gone {
-		err = errors.Join(err, m.Store.Remove(ctx, id))
+		err = errors.Join(err, m.parts.Store.Remove(ctx, id))
 	}
 	return err
 }
 
-// next returns the volumes to visit now, and marks them.
-func (m *Meter) next() (due []*entry) {
+// takeDue returns the volumes to visit now, and marks them.
+func (m *Meter) takeDue() (due []*entry) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range m.entries {
-		if e.published && !e.busy && e.source != nil && !e.due().After(m.Now()) {
+		if e.published && !e.busy && e.source != nil && !e.due().After(m.parts.Now()) {
 			e.busy = true
 			due = append(due, e)
 		}
@@ -261,25 +263,25 @@ func (m *Meter) next() (due []*entry) {
 	return due
 }
 
-// visit reads the settings of a volume and lists it if that is due:
+// visitVolume reads the settings of a volume and lists it if that is due:
 //
 //  1. record that it is tried, so that a driver that is killed meanwhile does not list the volume again at once
 //  2. make a session, read the settings if that is due
 //  3. list the volume if it is measured, and has not been within its interval
 //  4. record what was found, or when to try again
-func (m *Meter) visit(ctx context.Context, e *entry) {
+func (m *Meter) visitVolume(ctx context.Context, e *entry) {
 	select {
 	case m.slots <- struct{}{}:
 		defer func() { <-m.slots }()
 	case <-ctx.Done():
 		return
 	}
-	began := m.Now()
+	began := m.parts.Now()
 	m.mu.Lock()
-	u, s, published := e.Usage, *e.source, e.published
+	u, s, published := e.known, *e.source, e.published
 	m.mu.Unlock()
 	if !published { // while it waited for the others
-		m.finish(e, u)
+		m.endVisit(e, u)
 		return
 	}
 	logger := klog.FromContext(ctx).WithValues("volume", u.VolumeID)
@@ -288,16 +290,16 @@ func (m *Meter) visit(ctx context.Context, e *entry) {
 	tried := u
 	tried.Failures++
 	tried.Retry = began.Add(backoff(tried.Failures))
-	err := m.Store.Write(vctx, tried)
+	err := m.parts.Store.Write(vctx, tried)
 	if err == nil {
 		var result string
-		if u, result, err = m.measure(vctx, u, s, began); result != "" {
+		if u, result, err = m.measureVolume(vctx, u, s, began); result != "" {
 			m.metrics.measurements.WithLabelValues(result).Inc()
-			logger.Info("Measured usage", "result", result, "bytes", u.Bytes, "objects", u.Objects, "took", m.Now().Sub(began))
+			logger.Info("Measured usage", "result", result, "bytes", u.Bytes, "objects", u.Objects, "took", m.parts.Now().Sub(began))
 		}
 	}
 	if ctx.Err() != nil { // the driver stops, and the next one tries again
-		m.finish(e, tried)
+		m.endVisit(e, tried)
 		return
 	}
 	if err != nil {
@@ -305,10 +307,10 @@ func (m *Meter) visit(ctx context.Context, e *entry) {
 		u.Failures, u.Retry = tried.Failures, tried.Retry
 		logger.Error(err, "Cannot measure usage, will retry", "notBefore", u.Retry)
 	}
-	m.finish(e, u)
+	m.endVisit(e, u)
 	wctx, cancelWrite := context.WithTimeout(ctx, storeBound)
 	defer cancelWrite()
-	if err := m.Store.Write(wctx, u); err != nil {
+	if err := m.parts.Store.Write(wctx, u); err != nil {
 		logger.Error(err, "Cannot record usage")
 	}
 }
@@ -316,25 +318,25 @@ func (m *Meter) visit(ctx context.Context, e *entry) {
 // backoff returns the pause after a number of failures.
 func backoff(failures int) time.Duration { return min(retryAfter<<min(failures-1, 6), 6*time.Hour) }
 
-// finish ends a visit.
-func (m *Meter) finish(e *entry, u state.Usage) {
+// endVisit ends a visit.
+func (m *Meter) endVisit(e *entry, u state.Usage) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e.Usage, e.busy = u, false
+	e.known, e.busy = u, false
 	if !e.source.lasting() {
 		e.source = nil
 	}
 }
 
-// measure returns the usage of a volume as it is afterwards. result is "" if it was not listed.
-func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time.Time) (_ state.Usage, result string, err error) {
+// measureVolume returns the usage of a volume as it is afterwards. result is "" if it was not listed.
+func (m *Meter) measureVolume(ctx context.Context, u state.Usage, s source, began time.Time) (_ state.Usage, result string, err error) {
 	id, parseErr := volume.ParseID(u.VolumeID)
 	recorded := parseErr == nil
-	key, tags := "", recorded && id.Prefix == ""
+	record := creds.UsageRecord{Tags: recorded && id.Prefix == ""}
 	if segment, _, ok := id.NameSegment(); recorded && ok {
-		key = records.Key(segment)
+		record.Key = records.Key(segment)
 	}
-	be, err := m.Backends.Backend(s.spec.Backend)
+	be, err := m.parts.Backends.Backend(s.spec.Backend)
 	if err != nil {
 		return u, "", err
 	}
@@ -343,7 +345,7 @@ func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time
 		return u, "", err
 	}
 	be = be.For(options)
-	keys, err := m.Sessions.UsageKeys(ctx, s.request, s.spec, key, tags)
+	keys, err := m.parts.Sessions.UsageKeys(ctx, s.request, s.spec, record)
 	if err != nil {
 		return u, "", err
 	}
@@ -352,7 +354,7 @@ func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time
 		found := records.Settings{Usage: s.request.Attributes.Usage}
 		if recorded {
 			var read records.Settings
-			info, err = m.Backends.With(ctx, be, keys, info, func(ctx context.Context, client *s3.Client) (err error) {
+			info, err = m.parts.Backends.With(ctx, be, keys, info, func(ctx context.Context, client *s3.Client) (err error) {
 				read, err = records.ReadSettings(ctx, client, id)
 				return err
 			})
@@ -383,8 +385,8 @@ func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time
 	}
 	lctx, cancel := context.WithTimeout(ctx, listBound)
 	defer cancel()
-	_, err = m.Backends.With(lctx, be, keys, info, func(ctx context.Context, client *s3.Client) (err error) {
-		c, err = backend.CountObjects(ctx, client, s.spec.Bucket, s.spec.Prefix, except, m.MaxRequests)
+	_, err = m.parts.Backends.With(lctx, be, keys, info, func(ctx context.Context, client *s3.Client) (err error) {
+		c, err = backend.CountObjects(ctx, client, s.spec.Bucket, s.spec.Prefix, except, m.parts.MaxRequests)
 		return err
 	})
 	m.metrics.requests.Add(float64(c.Pages))

@@ -21,6 +21,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
@@ -68,7 +69,8 @@ func newFixture(t *testing.T) *fixture {
 func (f *fixture) restart() {
 	f.t.Helper()
 	var err error
-	f.Meter, err = New(f.t.Context(), Options{Store: f.records, Publications: f, Backends: f, Sessions: f, MaxRequests: f.limit, Now: func() time.Time { return f.now }})
+	f.Meter, err = New(f.t.Context(), Options{Store: f.records, Publications: f, Backends: f, Sessions: f, MaxRequests: f.limit,
+		Now: func() time.Time { return f.now }})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -100,12 +102,13 @@ func (f *fixture) Backend(name string) (backend.Backend, error) {
 	return backend.Backend{Name: name, Endpoint: "http://s3.example"}, nil
 }
 
-func (f *fixture) UsageKeys(_ context.Context, _ mount.Request, spec mount.Spec, record string, tags bool) (credentials.Keys, error) {
-	f.sessions = append(f.sessions, fmt.Sprintf("%s%q record=%q tags=%t", spec.Bucket, spec.Prefix, record, tags))
+func (f *fixture) UsageKeys(_ context.Context, _ mount.Request, spec mount.Spec, record creds.UsageRecord) (credentials.Keys, error) {
+	f.sessions = append(f.sessions, fmt.Sprintf("%s%q record=%q tags=%t", spec.Bucket, spec.Prefix, record.Key, record.Tags))
 	return credentials.Keys{AccessKeyID: "a", SecretAccessKey: "s"}, f.session
 }
 
-func (f *fixture) With(ctx context.Context, _ backend.Backend, _ credentials.Keys, info backend.BucketInfo, do func(context.Context, *s3.Client) error) (backend.BucketInfo, error) {
+func (f *fixture) With(ctx context.Context, _ backend.Backend, _ credentials.Keys, info backend.BucketInfo,
+	do func(context.Context, *s3.Client) error) (backend.BucketInfo, error) {
 	return info, do(ctx, s3.New(s3.Options{
 		BaseEndpoint: aws.String("http://s3.example"), Region: "r", UsePathStyle: true, RetryMaxAttempts: 1, HTTPClient: f,
 		Credentials: awscredentials.NewStaticCredentialsProvider("a", "s", ""),
@@ -121,7 +124,8 @@ func (f *fixture) Do(r *http.Request) (*http.Response, error) {
 		kind, body = "list", f.list(query.Get("prefix"), query.Get("continuation-token"))
 	case query.Has("tagging"):
 		kind = "tags"
-		for k, v := range map[string]string{records.TagVolume: "default:bucket", records.TagState: "active", records.TagUsage: f.setting.String(), records.TagCapacity: fmt.Sprint(f.size)} {
+		for k, v := range map[string]string{records.TagVolume: "default:bucket", records.TagState: "active", records.TagUsage: f.setting.String(),
+			records.TagCapacity: fmt.Sprint(f.size)} {
 			body += "<Tag><Key>" + k + "</Key><Value>" + v + "</Value></Tag>"
 		}
 		body = "<Tagging><TagSet>" + body + "</TagSet></Tagging>"
@@ -146,7 +150,8 @@ func (f *fixture) Do(r *http.Request) (*http.Response, error) {
 
 func (f *fixture) record() string {
 	id := volume.ID{Backend: "default", Bucket: "bucket", Prefix: "v/"}
-	r := records.New(records.Owner{Driver: "d"}, "v", id, volume.Parameters{BucketName: "bucket", Mutable: volume.Mutable{OnDelete: volume.OnDeleteDelete, Usage: f.setting}, CapacityBytes: f.size}, f.now)
+	r := records.New(records.Owner{Driver: "d"}, "v", id, volume.Parameters{BucketName: "bucket",
+		Mutable: volume.Mutable{OnDelete: volume.OnDeleteDelete, Usage: f.setting}, CapacityBytes: f.size}, f.now)
 	b, err := json.Marshal(r)
 	if err != nil {
 		f.t.Fatal(err)
@@ -193,8 +198,8 @@ func (f *fixture) pass() {
 	if err := f.prune(f.t.Context()); err != nil {
 		f.t.Fatal(err)
 	}
-	for _, e := range f.next() {
-		f.visit(f.t.Context(), e)
+	for _, e := range f.takeDue() {
+		f.visitVolume(f.t.Context(), e)
 	}
 }
 
@@ -235,7 +240,7 @@ func (f *fixture) measured(when string, want mount.Usage) {
 	}
 }
 
-func TestAVolumeIsListedOncePerInterval(t *testing.T) {
+func TestMeter_ListsAVolumeOncePerInterval(t *testing.T) {
 	f := newFixture(t)
 	f.publish(func(r *mount.Request, _ *mount.Spec) { r.Attributes.Usage = 0 })
 	f.lists("a volume that does not ask for it", 0)
@@ -288,7 +293,7 @@ func TestAMeasurementOutlivesItsPublications(t *testing.T) {
 }
 
 // Secrets and tokens are not kept for longer than the measurement that they came with; what is the driver's own may be.
-func TestSourcesAreNotKept(t *testing.T) {
+func TestMeter_KeepsNoSecrets(t *testing.T) {
 	for source, kept := range map[string]bool{credentials.SourceSecret: false, credentials.SourceWorkload: false, credentials.SourceDriver: true} {
 		f := newFixture(t)
 		from := func(_ *mount.Request, s *mount.Spec) { s.Source = source }
@@ -380,7 +385,8 @@ func TestBucketsAndStaticVolumes(t *testing.T) {
 		"a bucket of its own": {"default:bucket", "", `bucket"" record="" tags=true`, mount.Usage{Bytes: 9, Objects: 3, CapacityBytes: 100}, "tags"},
 		"a static bucket":     {"any", "", `bucket"" record="" tags=false`, mount.Usage{Bytes: 9, Objects: 3}, ""},
 		"a static prefix":     {"any", "v/", `bucket"v/" record="" tags=false`, mount.Usage{Bytes: 7, Objects: 2}, ""},
-		"a snapshot":          {handle, ".s3-csi/snapshots/s/", `bucket".s3-csi/snapshots/s/" record=".s3-csi/volumes/v" tags=false`, mount.Usage{Bytes: 1000, Objects: 1, CapacityBytes: 100}, "record"},
+		"a snapshot": {handle, ".s3-csi/snapshots/s/", `bucket".s3-csi/snapshots/s/" record=".s3-csi/volumes/v" tags=false`,
+			mount.Usage{Bytes: 1000, Objects: 1, CapacityBytes: 100}, "record"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
@@ -399,7 +405,7 @@ func TestBucketsAndStaticVolumes(t *testing.T) {
 	}
 }
 
-func TestAListingIsBounded(t *testing.T) {
+func TestMeter_ListingIsBounded(t *testing.T) {
 	f := newFixture(t)
 	f.perPage = 2
 	for i := range 20 {
@@ -460,8 +466,8 @@ func TestAnInterruptedMeasurementIsNotRepeatedAtOnce(t *testing.T) {
 	f.publications = []state.Publication{{VolumeID: handle}}
 	f.Observe(mount.Request{VolumeID: handle, Attributes: volume.Attributes{Usage: six}}, mount.Spec{Backend: "default", Bucket: "bucket", Prefix: "v/"})
 	f.listing = cancel
-	for _, e := range f.next() {
-		f.visit(ctx, e)
+	for _, e := range f.takeDue() {
+		f.visitVolume(ctx, e)
 	}
 	f.listing = nil
 	f.restart()

@@ -64,7 +64,8 @@ func New(t *testing.T, b creds.Backends) *Parts {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if p.Store, err = state.Open(t.Context(), p.Namespace, filepath.Join(dir, "state"), filepath.Join(dir, "cache"), UID); err != nil {
+	paths := state.Paths{Dir: filepath.Join(dir, "state"), Cache: filepath.Join(dir, "cache")}
+	if p.Store, err = state.Open(t.Context(), p.Namespace, paths, UID); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

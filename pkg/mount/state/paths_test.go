@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 )
 
 // wantMode fails the test unless a directory has that mode.
@@ -17,30 +18,26 @@ func wantMode(t *testing.T, dir string, mode os.FileMode) {
 	}
 }
 
-func TestDirectoriesThatExistAreClosed(t *testing.T) {
+func TestPrepare_ClosesExistingDirectories(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("needs root: directories of mounts belong to mounts' own users")
+		t.Skip("needs root: a directory belongs to another user")
 	}
 	base := t.TempDir()
-	s := files{Paths: Paths{Dir: filepath.Join(base, "state"), Cache: filepath.Join(base, "cache")}}
-	name, started, kept := strings.Repeat("b", 24)+"-1", strings.Repeat("b", 24)+"-2", s.CacheDir(keptPrefix+"x-1")
-	for _, dir := range []string{s.HelperDir(name), s.MountDir(started), s.SourcesDir(), s.publicationsDir(), kept} {
+	s := newStore(host.Own(), Paths{Dir: filepath.Join(base, "state"), Cache: filepath.Join(base, "cache")})
+	for _, dir := range []string{s.SourcesDir(), s.publicationsDir()} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for dir, uid := range map[string]int{s.HelperDir(name): 7001, s.SourcesDir(): 7002, kept: 7003} {
-		if err := os.Chown(dir, uid, uid); err != nil {
-			t.Fatal(err)
-		}
+	if err := os.Chown(s.SourcesDir(), 7002, 7002); err != nil {
+		t.Fatal(err)
 	}
 	for range 2 {
 		if err := s.prepare(); err != nil {
 			t.Fatal(err)
 		}
 		for dir, mode := range map[string]os.FileMode{
-			s.Dir: 0o711, s.Cache: 0o711, s.MountsDir(): 0o711,
-			s.SourcesDir(): 0o700, s.publicationsDir(): 0o700, s.MountDir(name): 0o710, s.MountDir(started): 0o700, kept: 0o700,
+			s.Dir: 0o711, s.Cache: 0o711, s.MountsDir(): 0o711, s.SourcesDir(): 0o700, s.publicationsDir(): 0o700,
 		} {
 			wantMode(t, dir, mode)
 		}
@@ -48,15 +45,12 @@ func TestDirectoriesThatExistAreClosed(t *testing.T) {
 	if uid, err := ownerOf(s.SourcesDir()); err != nil || uid != 0 {
 		t.Errorf("the sources are of uid %d, %v", uid, err)
 	}
-	if uid, err := ownerOf(kept); err != nil || uid != 7003 {
-		t.Errorf("what was kept is of uid %d, %v: its uid is not for another mount", uid, err)
-	}
 }
 
 // An operator's stricter mode is not widened, and a directory that everybody uses is not the driver's to close.
-func TestDirectoriesOfTheOperator(t *testing.T) {
+func TestPrepare_KeepsStricterModesAndRefusesSharedDirectories(t *testing.T) {
 	base := t.TempDir()
-	s := files{Paths: Paths{Dir: filepath.Join(base, "state"), Cache: filepath.Join(base, "cache")}}
+	s := newStore(host.Own(), Paths{Dir: filepath.Join(base, "state"), Cache: filepath.Join(base, "cache")})
 	if err := os.Mkdir(s.Cache, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -74,13 +68,13 @@ func TestDirectoriesOfTheOperator(t *testing.T) {
 }
 
 // What a client put aside has the mode that the client chose, and lies where every user passes.
-func TestWhatIsKeptIsClosed(t *testing.T) {
-	s := newFiles(t)
+func TestKeep_ClosesTheDirectory(t *testing.T) {
+	s := testStore(t)
 	name := strings.Repeat("b", 24) + "-1"
 	if err := os.MkdirAll(filepath.Join(s.CacheDir(name), "lost"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	kept, err := s.keep(name, "lost")
+	kept, err := s.Keep(t.Context(), name, "lost")
 	if err != nil {
 		t.Fatal(err)
 	}
