@@ -13,7 +13,12 @@ import (
 type Allow struct{ rules []rule }
 
 // rule matches a use if each value that it restricts matches one of its patterns.
-type rule struct{ Namespaces, Buckets, Roles, Sources []string }
+type rule struct {
+	Namespaces []string `json:"namespaces"`
+	Buckets    []string `json:"buckets"`
+	Roles      []string `json:"roles"`
+	Sources    []string `json:"sources"`
+}
 
 // Use is one use of a backend: a publication, or the creation of a volume.
 type Use struct {
@@ -41,8 +46,8 @@ func (b Backend) Allows(u Use) error {
 			nearest, at = lacks, i
 		}
 	}
-	return fault.See("docs/reference/configuration.md#rules", fault.Errorf(fault.Denied, "the operator's rules (allow of %s in the driver's config file) do not allow %s: the closest rule, backends.%s.allow[%d], lacks %s; extend it or add a rule",
-		b, u, b.Name, at, strings.Join(nearest, " and ")))
+	return fault.See("docs/configuration.md#rules", fault.Errorf(fault.Denied, "the operator's rules (allow of %s in the driver's config file) do not allow "+
+		"%s: the closest rule, backends.%s.allow[%d], lacks %s; extend it or add a rule", b, u, b.Name, at, strings.Join(nearest, " and ")))
 }
 
 // String describes the use in messages.
@@ -116,14 +121,12 @@ func matches(pattern, value string) bool {
 }
 
 // newAllow checks the file's rules. No rules are nil.
-func newAllow(files []fileRule, place string) (*Allow, error) {
-	if len(files) == 0 {
+func newAllow(rules []rule, place string) (*Allow, error) {
+	if len(rules) == 0 {
 		return nil, nil
 	}
-	a := &Allow{}
-	for i, f := range files {
+	for i, r := range rules {
 		at := fmt.Sprintf("%s[%d]", place, i)
-		r := rule(f)
 		if len(r.Namespaces)+len(r.Buckets)+len(r.Roles)+len(r.Sources) == 0 {
 			return nil, fault.Field(at, "restricts nothing, so it would allow everything; add namespaces, buckets, roles or sources, or omit allow")
 		}
@@ -141,15 +144,12 @@ func newAllow(files []fileRule, place string) (*Allow, error) {
 			}
 		}
 		for _, s := range r.Sources {
-			switch s {
-			case credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload:
-			default:
-				return nil, fault.Field(at+".sources", "%q must be one of %s, %s, %s", Clip(s, 32), credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
+			if err := oneOf(at+".sources", s, credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload); err != nil {
+				return nil, err
 			}
 		}
-		a.rules = append(a.rules, r)
 	}
-	return a, nil
+	return &Allow{rules}, nil
 }
 
 // checkPattern refuses patterns of other syntaxes and those that no value can match.

@@ -268,11 +268,15 @@ func TestTheDocumentedConfigIsTheOneThatIsRead(t *testing.T) {
 	var collect func(place string, s reflect.Type)
 	collect = func(place string, s reflect.Type) {
 		for f := range s.Fields() {
-			key := place + f.Tag.Get("json")
-			if k := f.Type.Kind(); k == reflect.Pointer || k == reflect.Slice && f.Type.Elem().Kind() == reflect.Struct {
-				collect(key+".", f.Type.Elem())
-			} else {
-				want[key] = true
+			tag := f.Tag.Get("json")
+			switch k := f.Type.Kind(); {
+			case tag == "" || tag == "-":
+			case tag == ",inline":
+				collect(place, f.Type)
+			case k == reflect.Pointer || k == reflect.Slice && f.Type.Elem().Kind() == reflect.Struct:
+				collect(place+tag+".", f.Type.Elem())
+			default:
+				want[place+tag] = true
 			}
 		}
 	}

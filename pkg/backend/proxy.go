@@ -18,9 +18,9 @@ import (
 type Proxy struct {
 	// URL has the scheme, the host and the port, and no credentials; "": there is no proxy. The driver then uses that of its environment,
 	// and clients use none.
-	URL string
+	URL string `json:"url"`
 	// CredentialsFile is the absolute path of a file with "user:password"; "": the proxy needs none.
-	CredentialsFile string
+	CredentialsFile string `json:"credentialsFile"`
 
 	credentials string // the content of CredentialsFile once it was read
 	sum         string // a hash of it that cannot be reversed in practice
@@ -40,20 +40,18 @@ func (f fileBackend) proxy(b *Backend, place func(key string) string) (err error
 	if f.Proxy == nil {
 		return nil
 	}
-	if f.Proxy.URL == "" {
+	b.Proxy = *f.Proxy
+	if b.Proxy.URL == "" {
 		return fault.Field(place("proxy.url"), "is missing; set the URL of the proxy, or remove proxy")
 	}
-	if b.Proxy.URL, err = checkURL(place("proxy.url"), f.Proxy.URL, "put user:password into the file of proxy.credentialsFile"); err != nil {
+	if b.Proxy.URL, err = checkURL(place("proxy.url"), b.Proxy.URL, "put user:password into the file of proxy.credentialsFile"); err != nil {
 		return err
 	}
 	if strings.HasPrefix(b.Proxy.URL, "https://") {
-		return fault.Field(place("proxy.url"), "must start with http://: not all clients can reach a proxy over TLS; what they send to an endpoint with https:// is encrypted nevertheless")
+		return fault.Field(place("proxy.url"), "must start with http://: not all clients can reach a proxy over TLS; what they send to an endpoint with "+
+			"https:// is encrypted nevertheless")
 	}
-	if f.Proxy.CredentialsFile != "" && !strings.HasPrefix(f.Proxy.CredentialsFile, "/") {
-		return fault.Field(place("proxy.credentialsFile"), "must be an absolute path")
-	}
-	b.Proxy.CredentialsFile = f.Proxy.CredentialsFile
-	return nil
+	return checkPath(place("proxy.credentialsFile"), b.Proxy.CredentialsFile)
 }
 
 // read reads CredentialsFile, if there is one. Errors do not show its content.

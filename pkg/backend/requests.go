@@ -151,17 +151,15 @@ func set(h http.Header, name, value string) {
 
 // requests reads the settings.
 func (f fileBackend) requests(b *Backend, place func(key string) string) error {
-	b.Requests.RequesterPays, b.DualStack, b.FIPS = f.RequesterPays, f.DualStack, f.FIPS
-	if !b.AWS() && (f.DualStack || f.FIPS) {
+	b.Requests.RequesterPays = f.RequesterPays
+	if !b.AWS() && (b.DualStack || b.FIPS) {
 		return fault.Field(place("endpoint"), "cannot be combined with dualStack and fips, which choose endpoints of AWS; set the wanted endpoint")
 	}
 	if f.SSE == nil {
 		return nil
 	}
-	switch f.SSE.Algorithm {
-	case "AES256", "aws:kms", "aws:kms:dsse":
-	default:
-		return fault.Field(place("sse.algorithm"), "is %q, must be AES256, aws:kms or aws:kms:dsse", Clip(f.SSE.Algorithm, 32))
+	if err := oneOf(place("sse.algorithm"), f.SSE.Algorithm, "AES256", "aws:kms", "aws:kms:dsse"); err != nil {
+		return err
 	}
 	if key := f.SSE.KMSKeyID; key != "" {
 		if f.SSE.Algorithm == "AES256" {
