@@ -336,7 +336,7 @@ func TestClassify_SuggestsTLSForPlainEndpoints(t *testing.T) {
 			t.Fatal(err)
 		}
 		clients, be := newTestClients(t, cfg, "default")
-		_, err = newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", "")
+		_, err = newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 		wantText(t, err, adviceTLS)
 	}
 }

@@ -78,7 +78,7 @@ func TestClientsTrustTheBackendsCAFileForThatBackendOnly(t *testing.T) {
 	}
 	for name, works := range map[string]bool{"with": true, "without": false} {
 		clients, be := newTestClients(t, cfg, name)
-		_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", "")
+		_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 		if (err == nil) != works {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -110,7 +110,7 @@ func TestClientsUseTheFilesThatTheConfigRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	clients, be := newTestClients(t, cfg, "own")
-	if _, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", ""); err != nil {
+	if _, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"}); err != nil {
 		t.Error(err)
 	}
 }
@@ -170,7 +170,7 @@ func TestAddressingPutsTheBucketIntoPathOrHost(t *testing.T) {
 
 func TestAFailingServiceIsAskedAFewTimesOnly(t *testing.T) {
 	f, clients, be := serve(t, status(503, "SlowDown"), "")
-	_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", "")
+	_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 	if !fault.Is(err, fault.Unavailable) {
 		t.Errorf("got %v", err)
 	}
@@ -213,7 +213,7 @@ func TestDriverKeysAreThoseOfTheChainWithTheirEnd(t *testing.T) {
 
 func TestAbsentCredentialsAreAClearErrorOfEveryRequest(t *testing.T) {
 	f, clients, be := serve(t, ok, "")
-	_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, credentials.Keys{}, "b", "")
+	_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, credentials.Keys{}, BucketInfo{Name: "b"})
 	if !fault.Is(err, fault.Unauthenticated) || len(f.requests()) != 0 {
 		t.Errorf("kind %v, requests %v: %v", fault.KindOf(err), f.requests(), err)
 	}

@@ -359,7 +359,7 @@ func TestNothingOfAnOldEndpointIsUsedForTheNewOne(t *testing.T) {
 		t.Helper()
 		be, err := f.Backend("fake")
 		check(t, err)
-		info, err := buckets.Validate(bounded(t), be, testKeys, "b", "")
+		info, err := buckets.Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 		check(t, err)
 		_, err = buckets.Versioning(bounded(t), be, testKeys, info)
 		check(t, err)
@@ -418,7 +418,7 @@ func TestTheConfigMayChangeUnderLoad(t *testing.T) {
 			for ctx.Err() == nil {
 				be, err := f.Backend("fake")
 				if err == nil {
-					_, err = buckets.Validate(ctx, be, testKeys, "b", "")
+					_, err = buckets.Validate(ctx, be, testKeys, BucketInfo{Name: "b"})
 				}
 				if err != nil && ctx.Err() == nil {
 					t.Error(err)

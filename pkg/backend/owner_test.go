@@ -40,7 +40,7 @@ func TestOnAWSTheOwnerIsTheCallersAccountAndTheRegionIsFollowed(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	buckets := newTestBuckets(t, clients, func() time.Time { return now })
 	want := BucketInfo{Name: "bucket", Region: "eu-central-1", Owner: "111111111111"}
-	if info, err := buckets.Validate(bounded(t), be, testKeys, "bucket", ""); err != nil || info != want {
+	if info, err := buckets.Validate(bounded(t), be, testKeys, BucketInfo{Name: "bucket"}); err != nil || info != want {
 		t.Fatalf("got %+v, %v", info, err)
 	}
 	var hosts []string
@@ -52,7 +52,7 @@ func TestOnAWSTheOwnerIsTheCallersAccountAndTheRegionIsFollowed(t *testing.T) {
 	}
 	// The account is remembered longer than the bucket.
 	now = now.Add(successTTL)
-	if _, err := buckets.Validate(bounded(t), be, testKeys, "bucket", ""); err != nil || len(f.asked()) != 5 {
+	if _, err := buckets.Validate(bounded(t), be, testKeys, BucketInfo{Name: "bucket"}); err != nil || len(f.asked()) != 5 {
 		t.Errorf("%d requests, %v", len(f.asked()), err)
 	}
 }
@@ -81,7 +81,7 @@ func TestAnSTSThatGivesNoAccount(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			check := func(clients *Clients, be Backend, want fault.Kind) {
 				t.Helper()
-				info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "bucket", "")
+				info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "bucket"})
 				if fault.KindOf(err) != want || (err == nil) != (want == fault.Unknown) || info.Owner != "" {
 					t.Errorf("%+v, kind %v, want %v: %v", info, fault.KindOf(err), want, err)
 				}
@@ -111,7 +111,7 @@ func TestOutsideAWSOnlyADeclaredSTSIsAsked(t *testing.T) {
 				identityAnswer(w, "000000000000")
 			}
 		}, extra)
-		if _, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "bucket", ""); err != nil {
+		if _, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "bucket"}); err != nil {
 			t.Error(err)
 		}
 		if got := f.requests(); len(got) != want {
@@ -135,7 +135,7 @@ func TestAccountsOfDifferentKeysAreDifferent(t *testing.T) {
 		keys credentials.Keys
 		want string
 	}{{testKeys, "111111111111"}, {credentials.Keys{AccessKeyID: "OTHER", SecretAccessKey: "x"}, "222222222222"}} {
-		if info, err := buckets.Validate(bounded(t), be, c.keys, "b", ""); err != nil || info.Owner != c.want {
+		if info, err := buckets.Validate(bounded(t), be, c.keys, BucketInfo{Name: "b"}); err != nil || info.Owner != c.want {
 			t.Errorf("got %+v, %v", info, err)
 		}
 	}
@@ -183,7 +183,7 @@ func TestADeclaredSTSMayTakeLonger(t *testing.T) {
 			identityAnswer(w, "111122223333")
 		}
 	}, "    sts: {}\n")
-	if info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "bucket", ""); err != nil || info.Owner != "111122223333" {
+	if info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "bucket"}); err != nil || info.Owner != "111122223333" {
 		t.Errorf("%+v, %v", info, err)
 	}
 }

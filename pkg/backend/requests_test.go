@@ -53,8 +53,8 @@ func TestRequests_RequesterPaysIsInEachRequest(t *testing.T) {
 		_, clients, be := serve(t, demanding("X-Amz-Request-Payer", "requester", all), c.extra)
 		be = be.For(optionsOf(t, c.options...))
 		b := newTestBuckets(t, clients, nil)
-		_, access := b.CheckAccess(bounded(t), be, testKeys, "b", "p/", "us-east-1", "")
-		_, valid := b.Validate(bounded(t), be, testKeys, "b", "")
+		_, access := b.CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b", Region: "us-east-1"}})
+		_, valid := b.Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 		if (access == nil) != c.works || (valid == nil) != c.works {
 			t.Errorf("%s: %v, %v", name, access, valid)
 		}
@@ -62,10 +62,10 @@ func TestRequests_RequesterPaysIsInEachRequest(t *testing.T) {
 	// What one volume may does not count for another.
 	f, clients, be := serve(t, demanding("X-Amz-Request-Payer", "requester", all), "")
 	b := newTestBuckets(t, clients, nil)
-	if _, err := b.Validate(bounded(t), be.For(optionsOf(t, "requester-pays")), testKeys, "b", ""); err != nil {
+	if _, err := b.Validate(bounded(t), be.For(optionsOf(t, "requester-pays")), testKeys, BucketInfo{Name: "b"}); err != nil {
 		t.Error(err)
 	}
-	if _, err := b.Validate(bounded(t), be, testKeys, "b", ""); !fault.Is(err, fault.Denied) {
+	if _, err := b.Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"}); !fault.Is(err, fault.Denied) {
 		t.Errorf("without the option: %v, after %v", err, f.requests())
 	}
 }
@@ -191,7 +191,7 @@ func TestEndpoints_OfAWSAreTheSameForDriverAndClients(t *testing.T) {
 		}
 		f := &fakeS3{answer: ok}
 		clients, be := newTestClients(t, cfg, "default", withTransport(f))
-		if _, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "bucket", "111122223333"); err != nil {
+		if _, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "bucket", Owner: "111122223333"}); err != nil {
 			t.Fatal(err)
 		}
 		if host := f.asked()[0].URL.Host; host != "bucket."+want[0] {

@@ -54,8 +54,8 @@ func TestCountObjects(t *testing.T) {
 				say(w, "%s", body)
 			}, "")
 			var got Count
-			_, err := newTestBuckets(t, clients, nil).With(ctx, be, testKeys, BucketInfo{Name: "b"}, func(ctx context.Context, client *s3.Client) (err error) {
-				got, err = CountObjects(ctx, client, "b", "", ".s3-csi/", 3)
+			_, err := newTestBuckets(t, clients, nil).With(ctx, be, Access{Keys: testKeys, Bucket: BucketInfo{Name: "b"}}, func(ctx context.Context, client *s3.Client) (err error) {
+				got, err = CountObjects(ctx, client, Listing{Bucket: "b", Except: ".s3-csi/", MaxPages: 3})
 				return err
 			})
 			if err != nil {
@@ -78,8 +78,9 @@ func TestWithFollowsTheRegion(t *testing.T) {
 		say(w, "%s", page("", "a"))
 	}, "")
 	var got Count
-	info, err := newTestBuckets(t, clients, nil).With(bounded(t), be, testKeys, BucketInfo{Name: "b", Region: "us-east-1", Owner: "111122223333"}, func(ctx context.Context, client *s3.Client) (err error) {
-		got, err = CountObjects(ctx, client, "b", "p/", "", 3)
+	access := Access{Keys: testKeys, Bucket: BucketInfo{Name: "b", Region: "us-east-1", Owner: "111122223333"}}
+	info, err := newTestBuckets(t, clients, nil).With(bounded(t), be, access, func(ctx context.Context, client *s3.Client) (err error) {
+		got, err = CountObjects(ctx, client, Listing{Bucket: "b", Prefix: "p/", MaxPages: 3})
 		return err
 	})
 	if err != nil || info.Region != "eu-west-3" || info.Owner != "111122223333" || got.Objects != 1 {

@@ -52,10 +52,11 @@ func (s *stsRun) enforced(ctx context.Context, what item) Row {
 			return failed(what, err, "writing "+key)
 		}
 	}
-	if _, err := s.Buckets.CheckAccess(ctx, s.be, keys, s.info.Name, s.inside(), s.info.Region, s.info.Owner); err != nil {
+	access := backend.Access{Keys: keys, Class: o.Class() + " check", Bucket: s.info, Prefix: s.inside()}
+	if _, err := s.Buckets.CheckAccess(ctx, s.be, access); err != nil {
 		return what.row(No, "a session for one volume cannot use it: "+one(err), "")
 	}
-	err = s.Buckets.ProveScope(ctx, s.be, keys, o.Class()+" check", s.info.Name, s.inside(), s.info.Region, s.info.Owner)
+	err = s.Buckets.ProveScope(ctx, s.be, access)
 	switch {
 	case fault.Is(err, fault.Precondition):
 		return what.row(No, one(err), "")

@@ -238,7 +238,7 @@ func dateOf(out *s3.ListBucketsOutput, err error) string {
 // bucket validates the given bucket, or creates one.
 func (r *run) bucket(ctx context.Context, what item) {
 	if r.Bucket != "" {
-		info, err := r.Buckets.Validate(ctx, r.be, r.keys, r.Bucket, "")
+		info, err := r.Buckets.Validate(ctx, r.be, r.keys, backend.BucketInfo{Name: r.Bucket})
 		if err == nil {
 			r.client, err = r.Clients.Bucket(ctx, r.be, r.keys, info)
 		}
@@ -256,7 +256,7 @@ func (r *run) bucket(ctx context.Context, what item) {
 		return
 	}
 	if r.create(ctx, what) {
-		info, err := r.Buckets.Validate(ctx, r.be, r.keys, r.info.Name, "")
+		info, err := r.Buckets.Validate(ctx, r.be, r.keys, backend.BucketInfo{Name: r.info.Name})
 		if err == nil {
 			r.info = info
 			r.client, err = r.Clients.Bucket(ctx, r.be, r.keys, info)

@@ -33,10 +33,9 @@ type Backends interface {
 	Backend(name string) (backend.Backend, error)
 	// CheckAccess proves that the keys have the permissions below the prefix that a client needs, and returns the bucket's region
 	// and owner, "" if unknown.
-	CheckAccess(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, prefix, region, owner string) (backend.BucketInfo, error)
-	// ProveScope proves that a session is limited to its prefix. class names the identity that it is made from; a proof is cached
-	// for it.
-	ProveScope(ctx context.Context, be backend.Backend, keys credentials.Keys, class, bucket, prefix, region, owner string) error
+	CheckAccess(ctx context.Context, be backend.Backend, a backend.Access) (backend.BucketInfo, error)
+	// ProveScope proves that a session is limited to its prefix. A proof is cached for the class.
+	ProveScope(ctx context.Context, be backend.Backend, a backend.Access) error
 }
 
 // Sessions plans and makes sessions.
@@ -109,9 +108,8 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 }
 
 // UsageKeys makes a session for measuring the usage of a publication's volume, which its client never gets. It can list what the mount
-// shows, and read the object recordKey ("": none) or, with tags, the bucket's tags. Where sessions are not limited, it can do what the
-// credentials can.
-func (p *Provider) UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, recordKey string, tags bool) (credentials.Keys, error) {
+// shows, and read its record. Where sessions are not limited, it can do what the credentials can.
+func (p *Provider) UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, record mount.RecordPlace) (credentials.Keys, error) {
 	be, err := p.backends.Backend(spec.Backend)
 	if err != nil {
 		return credentials.Keys{}, err
@@ -126,7 +124,7 @@ func (p *Provider) UsageKeys(ctx context.Context, r mount.Request, spec mount.Sp
 	}
 	fillFrom(&q, r)
 	q.Policy = func(aws bool, partition string) (string, error) {
-		return policy.Scope{Partition: partition, Bucket: spec.Bucket, Prefix: spec.Prefix, KMS: aws, AWS: aws}.Usage(recordKey, tags)
+		return policy.Scope{Partition: partition, Bucket: spec.Bucket, Prefix: spec.Prefix, KMS: aws, AWS: aws}.Usage(record.Key, record.Tags)
 	}
 	order, err := p.sessions.Plan(ctx, q)
 	if err != nil {
@@ -191,7 +189,8 @@ func (p *Provider) Prove(ctx context.Context, g *Grant, be backend.Backend, spec
 	if err != nil {
 		return err
 	}
-	if g.bucket, err = p.backends.CheckAccess(ctx, be, keys, spec.Bucket, spec.Prefix, spec.Region, spec.ExpectedBucketOwner); err != nil {
+	access := backend.Access{Keys: keys, Class: g.order.Class(), Bucket: bucketOf(spec), Prefix: spec.Prefix}
+	if g.bucket, err = p.backends.CheckAccess(ctx, be, access); err != nil {
 		return err
 	}
 	scope, err := be.ScopeOf(spec.Scope)
@@ -199,7 +198,8 @@ func (p *Provider) Prove(ctx context.Context, g *Grant, be backend.Backend, spec
 		return err
 	}
 	if scope == volume.ScopeRequired && g.order.Kind != credentials.AsIs {
-		if err := p.backends.ProveScope(ctx, be, keys, g.order.Class(), spec.Bucket, spec.Prefix, g.bucket.Region, g.bucket.Owner); err != nil {
+		access.Bucket.Region, access.Bucket.Owner = g.bucket.Region, g.bucket.Owner
+		if err := p.backends.ProveScope(ctx, be, access); err != nil {
 			return err
 		}
 	}
@@ -208,6 +208,10 @@ func (p *Provider) Prove(ctx context.Context, g *Grant, be backend.Backend, spec
 	}
 	p.learnt.Put(learntKeyOf(g, own, spec), g.bucket, nil)
 	return nil
+}
+
+func bucketOf(spec mount.Spec) backend.BucketInfo {
+	return backend.BucketInfo{Name: spec.Bucket, Region: spec.Region, Owner: spec.ExpectedBucketOwner}
 }
 
 // Deliver gives a grant to the helper of a running mount. The helper makes the sessions; the one that the client has stays until it

@@ -204,12 +204,12 @@ type payer struct {
 	asked []backend.Requests
 }
 
-func (p *payer) CheckAccess(_ context.Context, be backend.Backend, _ credentials.Keys, _, _, _, _ string) (backend.BucketInfo, error) {
+func (p *payer) CheckAccess(_ context.Context, be backend.Backend, _ backend.Access) (backend.BucketInfo, error) {
 	p.asked = append(p.asked, be.Requests)
 	return backend.BucketInfo{}, nil
 }
 
-func (p *payer) ProveScope(_ context.Context, be backend.Backend, _ credentials.Keys, _, _, _, _, _ string) error {
+func (p *payer) ProveScope(_ context.Context, be backend.Backend, _ backend.Access) error {
 	p.asked = append(p.asked, be.Requests)
 	return nil
 }

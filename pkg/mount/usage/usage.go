@@ -56,12 +56,12 @@ type Publications interface {
 // Backends are the S3 services.
 type Backends interface {
 	Backend(name string) (backend.Backend, error)
-	With(ctx context.Context, be backend.Backend, keys credentials.Keys, info backend.BucketInfo, do func(context.Context, *s3.Client) error) (backend.BucketInfo, error)
+	With(ctx context.Context, be backend.Backend, a backend.Access, do func(context.Context, *s3.Client) error) (backend.BucketInfo, error)
 }
 
 // Sessions makes sessions for measurements. *creds.Provider implements it.
 type Sessions interface {
-	UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, recordKey string, tags bool) (credentials.Keys, error)
+	UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, record mount.RecordPlace) (credentials.Keys, error)
 }
 
 // Options are the parts and settings of a Meter.
@@ -330,9 +330,9 @@ func (m *Meter) finish(e *entry, u state.Usage) {
 func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time.Time) (_ state.Usage, result string, err error) {
 	id, parseErr := volume.ParseID(u.VolumeID)
 	recorded := parseErr == nil
-	key, tags := "", recorded && id.Prefix == ""
+	record := mount.RecordPlace{Tags: recorded && id.Prefix == ""}
 	if segment, _, ok := id.NameSegment(); recorded && ok {
-		key = records.Key(segment)
+		record.Key = records.Key(segment)
 	}
 	be, err := m.Backends.Backend(s.spec.Backend)
 	if err != nil {
@@ -343,16 +343,16 @@ func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time
 		return u, "", err
 	}
 	be = be.For(options)
-	keys, err := m.Sessions.UsageKeys(ctx, s.request, s.spec, key, tags)
+	keys, err := m.Sessions.UsageKeys(ctx, s.request, s.spec, record)
 	if err != nil {
 		return u, "", err
 	}
-	info := backend.BucketInfo{Name: s.spec.Bucket, Region: s.spec.Region, Owner: s.spec.ExpectedBucketOwner}
+	access := backend.Access{Keys: keys, Bucket: backend.BucketInfo{Name: s.spec.Bucket, Region: s.spec.Region, Owner: s.spec.ExpectedBucketOwner}}
 	if began.Sub(u.Read) >= readEvery {
 		found := records.Settings{Usage: s.request.Attributes.Usage}
 		if recorded {
 			var read records.Settings
-			info, err = m.Backends.With(ctx, be, keys, info, func(ctx context.Context, client *s3.Client) (err error) {
+			access.Bucket, err = m.Backends.With(ctx, be, access, func(ctx context.Context, client *s3.Client) (err error) {
 				read, err = records.ReadSettings(ctx, client, id)
 				return err
 			})
@@ -383,8 +383,8 @@ func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time
 	}
 	lctx, cancel := context.WithTimeout(ctx, listBound)
 	defer cancel()
-	_, err = m.Backends.With(lctx, be, keys, info, func(ctx context.Context, client *s3.Client) (err error) {
-		c, err = backend.CountObjects(ctx, client, s.spec.Bucket, s.spec.Prefix, except, m.MaxRequests)
+	_, err = m.Backends.With(lctx, be, access, func(ctx context.Context, client *s3.Client) (err error) {
+		c, err = backend.CountObjects(ctx, client, backend.Listing{Bucket: s.spec.Bucket, Prefix: s.spec.Prefix, Except: except, MaxPages: m.MaxRequests})
 		return err
 	})
 	m.metrics.requests.Add(float64(c.Pages))

@@ -100,13 +100,13 @@ func (f *fixture) Backend(name string) (backend.Backend, error) {
 	return backend.Backend{Name: name, Endpoint: "http://s3.example"}, nil
 }
 
-func (f *fixture) UsageKeys(_ context.Context, _ mount.Request, spec mount.Spec, record string, tags bool) (credentials.Keys, error) {
-	f.sessions = append(f.sessions, fmt.Sprintf("%s%q record=%q tags=%t", spec.Bucket, spec.Prefix, record, tags))
+func (f *fixture) UsageKeys(_ context.Context, _ mount.Request, spec mount.Spec, record mount.RecordPlace) (credentials.Keys, error) {
+	f.sessions = append(f.sessions, fmt.Sprintf("%s%q record=%q tags=%t", spec.Bucket, spec.Prefix, record.Key, record.Tags))
 	return credentials.Keys{AccessKeyID: "a", SecretAccessKey: "s"}, f.session
 }
 
-func (f *fixture) With(ctx context.Context, _ backend.Backend, _ credentials.Keys, info backend.BucketInfo, do func(context.Context, *s3.Client) error) (backend.BucketInfo, error) {
-	return info, do(ctx, s3.New(s3.Options{
+func (f *fixture) With(ctx context.Context, _ backend.Backend, a backend.Access, do func(context.Context, *s3.Client) error) (backend.BucketInfo, error) {
+	return a.Bucket, do(ctx, s3.New(s3.Options{
 		BaseEndpoint: aws.String("http://s3.example"), Region: "r", UsePathStyle: true, RetryMaxAttempts: 1, HTTPClient: f,
 		Credentials: awscredentials.NewStaticCredentialsProvider("a", "s", ""),
 	}))
