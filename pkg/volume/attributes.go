@@ -98,7 +98,7 @@ func (a Attributes) context() map[string]string {
 	context := map[string]string{}
 	p := Parameters{Node: a, Mutable: Mutable{Usage: a.Usage}}
 	for _, doc := range ParameterDocs() {
-		if value := doc.get(&p); value != "" && doc.Scope != ScopeClass {
+		if value := doc.codec.get(&p); value != "" && doc.Scope != ScopeClass {
 			context[doc.Name] = value
 		}
 	}
@@ -123,7 +123,7 @@ func parseOneOf[T ~string](values ...T) func(value, field string) (T, error) {
 
 func parseRole(value, field string) (string, error) {
 	if err := Role(value).Check(); err != nil {
-		return "", fault.Field(field, "%q %w", printableRole(Role(value)), err)
+		return "", fault.Field(field, "%q %w", printable(value), err)
 	}
 	return value, nil
 }

@@ -24,13 +24,13 @@ func TestDocsParametersAreThoseOfTheCode(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := string(text)
-	for begin, table := range map[string]string{tableBegin: table(), snapshotTableBegin: snapshotTable()} {
+	for begin, rows := range map[string]string{tableBegin: markdownTable(), snapshotTableBegin: snapshotTable()} {
 		head, rest, ok := strings.Cut(want, begin)
 		_, tail, closed := strings.Cut(rest, tableEnd)
 		if !ok || !closed {
 			t.Fatalf("%s has lost the marks of its table: %s…%s", docsFile, begin, tableEnd)
 		}
-		want = head + begin + "\n" + table + "\n" + tableEnd + tail
+		want = head + begin + "\n" + rows + "\n" + tableEnd + tail
 	}
 	if want == string(text) {
 		return
@@ -43,7 +43,7 @@ func TestDocsParametersAreThoseOfTheCode(t *testing.T) {
 	}
 }
 
-func table() string {
+func markdownTable() string {
 	var b strings.Builder
 	b.WriteString("S: StorageClass, V: VolumeAttributesClass, P: static PersistentVolume.\n\n| parameter | in | default | meaning |\n|---|---|---|---|\n")
 	for _, doc := range ParameterDocs() {
