@@ -111,34 +111,16 @@ func (b Backend) StartRegion() string {
 	return fallbackRegion
 }
 
-// CA returns the content of CAFile as of when the config was read, or "". It reads the file if the config did not; the error is
-// a Precondition.
-func (b Backend) CA() (string, error) {
-	if b.ca != "" || b.CAFile == "" {
-		return b.ca, nil
-	}
-	pem, err := readBounded(b.CAFile, maxCAFileSize)
-	if err != nil {
-		return "", fault.Errorf(fault.Precondition, "%s: read caFile: %w", b, err)
-	}
-	return string(pem), nil
-}
+// CA returns the content of CAFile as of when the config was read, or "".
+func (b Backend) CA() string { return b.ca }
 
 // MountDigest returns a hash of the settings with which the client of a mount reaches the service: endpoint, region, addressing,
-// trusted certificates, proxy and settings of requests. It is stable over upgrades of the driver, so a mount with another digest uses settings that are
-// no longer configured. The error is CA's or ProxyCredentials'.
-func (b Backend) MountDigest() (string, error) {
-	ca, err := b.CA()
-	if err != nil {
-		return "", err
-	}
-	proxy, err := b.loaded()
-	if err != nil {
-		return "", err
-	}
+// trusted certificates, proxy and settings of requests. It is stable over upgrades of the driver, so a mount with another digest uses
+// settings that are no longer configured.
+func (b Backend) MountDigest() string {
 	h := sha256.New()
 	for _, f := range []struct{ key, value string }{
-		{"endpoint", b.Endpoint}, {"region", b.Region}, {"ca", ca}, {"proxy", b.ProxyFor(b.Endpoint)}, {"proxyCredentials", proxy.sum},
+		{"endpoint", b.Endpoint}, {"region", b.Region}, {"ca", b.ca}, {"proxy", b.ProxyFor(b.Endpoint)}, {"proxyCredentials", b.Proxy.sum},
 	} {
 		if f.value != "" {
 			fmt.Fprintf(h, "%s %d %s\n", f.key, len(f.value), f.value)
@@ -155,7 +137,7 @@ func (b Backend) MountDigest() (string, error) {
 	for _, o := range b.Requests.options() {
 		fmt.Fprintln(h, o)
 	}
-	return "v1:" + hex.EncodeToString(h.Sum(nil)), nil
+	return "v1:" + hex.EncodeToString(h.Sum(nil))
 }
 
 // ListedBuckets returns VolumeBuckets: names, and patterns that are matched with the buckets of the account.

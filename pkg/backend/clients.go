@@ -88,8 +88,7 @@ func withoutWaiting() Option { return func(c *Clients) { c.backoff = time.Millis
 // withSilence shortens how long a connection may receive nothing, for tests.
 func withSilence(limit time.Duration) Option { return func(c *Clients) { c.silence = limit } }
 
-// NewClients prepares the clients of all backends in the current config. It reads files of the config that were not read yet and sends no
-// requests.
+// NewClients prepares the clients of all backends in the current config. It sends no requests.
 func NewClients(configs Configured, opts ...Option) (*Clients, error) {
 	c := &Clients{configs: configs, version: "dev", backoff: maxBackoff, silence: maxSilence, proxy: http.ProxyFromEnvironment, services: map[string]*service{}}
 	for _, opt := range opts {
@@ -133,10 +132,6 @@ func (c *Clients) service(b Backend) (*service, error) {
 		return s, nil
 	}
 	if _, err := c.configs.Config().Backend(b.Name); err != nil {
-		return nil, err
-	}
-	b, err := b.withFiles()
-	if err != nil {
 		return nil, err
 	}
 	proxy, err := b.proxyFunc(c.proxy)
@@ -397,18 +392,14 @@ func (c *boundedConn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// withFiles reads those of the backend's files that were not read yet. Errors are Invalid and name the key.
+// withFiles reads the backend's files. Errors are Invalid and name the key.
 func (b Backend) withFiles() (_ Backend, err error) {
 	at := "backends." + b.Name + "."
-	if b.roots == nil {
-		if b, err = b.withCA(); err != nil {
-			return b, fault.Field(at+"caFile", "%w", err)
-		}
+	if b, err = b.withCA(); err != nil {
+		return b, fault.Field(at+"caFile", "%w", err)
 	}
-	if b.Proxy.credentials == "" {
-		if b.Proxy, err = b.Proxy.read(); err != nil {
-			return b, fault.Field(at+"proxy.credentialsFile", "%w", err)
-		}
+	if b.Proxy, err = b.Proxy.read(); err != nil {
+		return b, fault.Field(at+"proxy.credentialsFile", "%w", err)
 	}
 	return b, nil
 }
@@ -422,15 +413,24 @@ func (b Backend) withCA() (Backend, error) {
 	if err != nil {
 		return b, err
 	}
-	if b.roots, err = x509.SystemCertPool(); err != nil {
-		b.roots = x509.NewCertPool() // a minimal image has none
-	}
-	if !b.roots.AppendCertsFromPEM(pem) {
+	if b.roots = Roots(pem); b.roots == nil {
 		return b, fmt.Errorf("%s has no PEM certificate", b.CAFile)
 	}
 	sum := sha256.Sum256(pem)
 	b.ca, b.caSum = string(pem), hex.EncodeToString(sum[:])
 	return b, nil
+}
+
+// Roots returns the system's certificates and those in pem; nil: pem has none.
+func Roots(pem []byte) *x509.CertPool {
+	roots, err := x509.SystemCertPool()
+	if err != nil {
+		roots = x509.NewCertPool() // a minimal image has none
+	}
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil
+	}
+	return roots
 }
 
 // WrongServer reports whether a request failed permanently because of the server: an untrusted certificate, no TLS, or an answer without end.

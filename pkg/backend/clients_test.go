@@ -68,14 +68,12 @@ func TestClientsTrustTheBackendsCAFileForThatBackendOnly(t *testing.T) {
 	hermetic(t)
 	server := httptest.NewTLSServer(http.HandlerFunc(ok))
 	defer server.Close()
-	ca := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := ParseConfig([]byte("backends:\n  with: {endpoint: '"+server.URL+"', caFile: '"+ca+"'}\n  without: {endpoint: '"+server.URL+"'}\n"), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca, file := filepath.Join(t.TempDir(), "ca.pem"), filepath.Join(t.TempDir(), "config.yaml")
+	check(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600))
+	text := "backends:\n  with: {endpoint: '" + server.URL + "', caFile: '" + ca + "'}\n  without: {endpoint: '" + server.URL + "'}\n"
+	check(t, os.WriteFile(file, []byte(text), 0o600))
+	cfg, err := LoadConfig(file, "", "")
+	check(t, err)
 	for name, works := range map[string]bool{"with": true, "without": false} {
 		clients, be := newTestClients(t, cfg, name)
 		_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})

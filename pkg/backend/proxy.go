@@ -75,24 +75,8 @@ func (p Proxy) read() (Proxy, error) {
 	return p, nil
 }
 
-// loaded returns the proxy with its credentials. The error is a Precondition.
-func (b Backend) loaded() (Proxy, error) {
-	if b.Proxy.credentials != "" {
-		return b.Proxy, nil
-	}
-	p, err := b.Proxy.read()
-	if err != nil {
-		return p, fault.Errorf(fault.Precondition, "%s: read proxy.credentialsFile: %w", b, err)
-	}
-	return p, nil
-}
-
-// ProxyCredentials returns "user:password" for the proxy as of when the config was read, or "". It reads the file if the config did not;
-// the error is a Precondition.
-func (b Backend) ProxyCredentials() (string, error) {
-	p, err := b.loaded()
-	return p.credentials, err
-}
+// ProxyCredentials returns "user:password" for the proxy as of when the config was read, or "".
+func (b Backend) ProxyCredentials() string { return b.Proxy.credentials }
 
 // ProxyFor returns the URL of the proxy, without credentials, for requests to a URL ("" is AWS); "": there is none.
 func (b Backend) ProxyFor(rawURL string) string {
@@ -107,15 +91,11 @@ func (b Backend) proxyFunc(fallback func(*http.Request) (*url.URL, error)) (func
 	if b.Proxy.URL == "" {
 		return fallback, nil
 	}
-	credentials, err := b.ProxyCredentials()
-	if err != nil {
-		return nil, err
-	}
 	u, err := url.Parse(b.Proxy.URL)
 	if err != nil {
 		return nil, fault.Errorf(fault.Invalid, "%s: proxy.url is not a URL", b)
 	}
-	if user, password, ok := strings.Cut(credentials, ":"); ok {
+	if user, password, ok := strings.Cut(b.Proxy.credentials, ":"); ok {
 		u.User = url.UserPassword(user, password)
 	}
 	return func(r *http.Request) (*url.URL, error) {

@@ -92,18 +92,11 @@ func TestAProxyIsPartOfHowAMountReachesItsService(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		digest, err := b.MountDigest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		digest := b.MountDigest()
 		if other := digests[digest]; other != "" {
 			t.Errorf("%v has the digest of %s", tt, other)
 		}
 		digests[digest] = tt.proxy + " " + tt.login
-		unread := Backend{Name: b.Name, Endpoint: b.Endpoint, PathStyle: b.PathStyle, Proxy: Proxy{URL: b.Proxy.URL, CredentialsFile: b.Proxy.CredentialsFile}}
-		if again, err := unread.MountDigest(); err != nil || again != digest {
-			t.Errorf("the digest is %q before the file was read: %v", again, err)
-		}
 	}
 	if len(digests) != 3 {
 		t.Errorf("%d digests", len(digests))

@@ -133,10 +133,6 @@ func (b Backend) ScopeOf(wanted string) (string, error) {
 // STSService returns how another process can reach the backend's token service: with its CA certificates and proxy and the
 // endpoint settings, or else the proxy, of the driver's environment. Errors are Precondition.
 func (c *Clients) STSService(ctx context.Context, b Backend) (credentials.STSService, error) {
-	ca, err := b.CA()
-	if err != nil {
-		return credentials.STSService{}, err
-	}
 	client, err := c.STS(ctx, b, credentials.Keys{})
 	if err != nil {
 		return credentials.STSService{}, err
@@ -145,7 +141,7 @@ func (c *Clients) STSService(ctx context.Context, b Backend) (credentials.STSSer
 	s := credentials.STSService{
 		Endpoint:  aws.ToString(o.BaseEndpoint),
 		Region:    o.Region,
-		CA:        ca,
+		CA:        b.ca,
 		FIPS:      o.EndpointOptions.UseFIPSEndpoint == aws.FIPSEndpointStateEnabled,
 		DualStack: o.EndpointOptions.UseDualStackEndpoint == aws.DualStackEndpointStateEnabled,
 	}

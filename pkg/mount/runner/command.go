@@ -21,11 +21,11 @@ import (
 type commands struct{ *Options }
 
 // set sets a mount's command line and the settings that it depends on.
-func (c *commands) set(ctx context.Context, m *state.Mount, cl client.Client, be backend.Backend, digest string, bucket backend.BucketInfo) (err error) {
+func (c *commands) set(ctx context.Context, m *state.Mount, cl client.Client, be backend.Backend, bucket backend.BucketInfo) (err error) {
 	if m.Command, err = c.command(ctx, *m, cl, be, bucket); err != nil {
 		return err
 	}
-	m.Backend, m.Region, m.Owner = digest, bucket.Region, bucket.Owner
+	m.Backend, m.Region, m.Owner = be.MountDigest(), bucket.Region, bucket.Owner
 	return nil
 }
 
@@ -75,10 +75,6 @@ func (c *commands) invocation(m state.Mount, cl client.Client, be backend.Backen
 // update makes the client's command line again if the recorded one is outdated: the backend's configuration has changed, or
 // the program was removed. The grant's credentials are proven with the new configuration first.
 func (c *commands) update(ctx context.Context, m *state.Mount, be backend.Backend, grant *creds.Grant) error {
-	digest, err := be.MountDigest()
-	if err != nil {
-		return err
-	}
 	argv := m.Command.Argv
 	removed, err := host.Call(ctx, c.Namespace, "looking for the client program of "+m.Name, nil, func() (bool, error) {
 		if len(argv) == 0 {
@@ -90,7 +86,7 @@ func (c *commands) update(ctx context.Context, m *state.Mount, be backend.Backen
 	if err != nil {
 		return err
 	}
-	if digest == m.Backend && !removed {
+	if be.MountDigest() == m.Backend && !removed {
 		return nil
 	}
 	cl, err := c.Clients.Of(m.Client)
@@ -107,7 +103,7 @@ func (c *commands) update(ctx context.Context, m *state.Mount, be backend.Backen
 	if err := c.writeCA(ctx, m.Name, be); err != nil {
 		return err
 	}
-	return c.set(ctx, m, cl, be, digest, bucket)
+	return c.set(ctx, m, cl, be, bucket)
 }
 
 // unit returns the unit of a mount's helper, without its socket.
@@ -132,11 +128,7 @@ func (c *commands) writeCA(ctx context.Context, name string, be backend.Backend)
 	if be.CAFile == "" {
 		return nil
 	}
-	ca, err := be.CA()
-	if err != nil {
-		return err
-	}
-	return c.Store.WriteCA(ctx, name, ca)
+	return c.Store.WriteCA(ctx, name, be.CA())
 }
 
 // limits returns the limits of a mount's processes: the volume's, or else the node's. The memory is never less than the client

@@ -129,16 +129,12 @@ func (s *start) bringUp(ctx, up context.Context, m *state.Mount) error {
 		return err
 	})
 	err := g.Wait()
-	var digest string
-	if err == nil {
-		digest, err = s.backend.MountDigest()
-	}
 	var bucket backend.BucketInfo
 	if err == nil {
 		bucket, err = s.trial.expect(up)
 	}
 	if err == nil {
-		err = s.commands.set(up, m, s.client, s.backend, digest, bucket)
+		err = s.commands.set(up, m, s.client, s.backend, bucket)
 	}
 	if err != nil {
 		if fuse != nil {
@@ -295,12 +291,7 @@ func (r *Runner) serve(ctx context.Context, m state.Mount, be backend.Backend, k
 // startClient has the helper run the client on the FUSE descriptor, which it takes over. The backend is the one that the mount's command line
 // was made for: the current one may have another proxy, which must not get these credentials.
 func (r *Runner) startClient(ctx context.Context, m state.Mount, be backend.Backend, req helper.StartRequest, fuse *os.File) (helper.Status, error) {
-	req.Client, req.Command = m.Client, m.Command
-	var err error
-	if req.ProxyCredentials, err = be.ProxyCredentials(); err != nil {
-		fuse.Close()
-		return helper.Status{}, err
-	}
+	req.Client, req.Command, req.ProxyCredentials = m.Client, m.Command, be.ProxyCredentials()
 	status, err := r.Peer(m.Name).Start(ctx, req, fuse)
 	failpoint.Here("serve.started")
 	fuse.Close() // the connection ends with the client only if the driver has no descriptor of it
