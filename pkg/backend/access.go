@@ -117,7 +117,7 @@ func (c *accessCheck) judge(info BucketInfo, err error) (BucketInfo, error) {
 		return info, nil
 	}
 	what := "read with the mount's credentials below " + c.place(info)
-	if a, ok := answered(err); ok && a.status == http.StatusForbidden {
+	if a, ok := Answered(err); ok && a.Status == http.StatusForbidden {
 		return BucketInfo{}, ownerHint(fault.Errorf(fault.Denied, "%w; the prefix can be listed, but HEAD of a missing key must be a 404: "+
 			"either s3:GetObject is not allowed below the prefix, or the service is one of those that answer 403 for missing keys despite the permission to list",
 			Classify(err, what)), info.Owner)
@@ -208,8 +208,8 @@ func refused(be Backend, err error, what string) error {
 		return fault.See(credentials.Page, fault.Errorf(fault.Precondition, "%s does not enforce session policies: a session for one volume can also %s; "+
 			"set scope: off on the backend in the driver's config file, and give each volume its own secret", be, what))
 	}
-	if a, _ := answered(err); a.status == http.StatusForbidden {
-		if _, other := meaningOf(a.code); !other {
+	if a, _ := Answered(err); a.Status == http.StatusForbidden {
+		if _, other := meaningOf(a.Code); !other {
 			return nil
 		}
 	}

@@ -146,11 +146,11 @@ func head(ctx context.Context, client *s3.Client, bucket string) (string, error)
 	if err == nil {
 		return aws.ToString(out.BucketRegion), nil
 	}
-	a, ok := answered(err)
+	a, ok := Answered(err)
 	if !ok || a.region() != "" && a.region() != client.Options().Region {
 		return "", err
 	}
-	switch a.status {
+	switch a.Status {
 	case http.StatusMovedPermanently, http.StatusBadRequest, http.StatusForbidden, http.StatusNotFound:
 	default:
 		return "", err
@@ -162,7 +162,7 @@ func head(ctx context.Context, client *s3.Client, bucket string) (string, error)
 		}
 		return "", err
 	}
-	if _, ok := answered(why); !ok && !canceled(why) {
+	if _, ok := Answered(why); !ok && !canceled(why) {
 		return "", err
 	}
 	return "", why
@@ -204,11 +204,11 @@ func (b *Buckets) inRegion(be Backend, info BucketInfo, try func(BucketInfo) (st
 
 // movedTo returns the region that an error of a request in region names for the bucket, or "".
 func movedTo(err error, region string) string {
-	a, ok := answered(err)
+	a, ok := Answered(err)
 	if !ok || a.region() == region {
 		return ""
 	}
-	switch a.status {
+	switch a.Status {
 	case http.StatusMovedPermanently, http.StatusTemporaryRedirect, http.StatusPermanentRedirect, http.StatusBadRequest, http.StatusForbidden:
 		return a.region()
 	}

@@ -47,8 +47,8 @@ func MayArrive(err error) bool {
 	if err == nil {
 		return false
 	}
-	if a, ok := answered(err); ok {
-		return a.status == http.StatusBadGateway || a.status == http.StatusGatewayTimeout // answers of a proxy, not of the service
+	if a, ok := Answered(err); ok {
+		return a.Status == http.StatusBadGateway || a.Status == http.StatusGatewayTimeout // answers of a proxy, not of the service
 	}
 	var (
 		dial     *net.OpError
@@ -81,7 +81,7 @@ func verdict(err error) (fault.Kind, string) {
 	if f := (*fault.Error)(nil); errors.As(err, &f) {
 		return f.Kind, f.Error()
 	}
-	if a, ok := answered(err); ok {
+	if a, ok := Answered(err); ok {
 		return a.verdict()
 	}
 	if canceled(err) {

@@ -79,15 +79,6 @@ func WithCredentials(provider aws.CredentialsProvider) Option {
 	return func(c *Clients) { c.provider = aws.NewCredentialsCache(provider) }
 }
 
-// withTransport sends all requests through rt, for tests.
-func withTransport(rt http.RoundTripper) Option { return func(c *Clients) { c.transport = rt } }
-
-// withoutWaiting retries without backoff.
-func withoutWaiting() Option { return func(c *Clients) { c.backoff = time.Millisecond } }
-
-// withSilence shortens how long a connection may receive nothing, for tests.
-func withSilence(limit time.Duration) Option { return func(c *Clients) { c.silence = limit } }
-
 // NewClients prepares the clients of all backends in the current config. It sends no requests.
 func NewClients(configs Configured, opts ...Option) (*Clients, error) {
 	c := &Clients{configs: configs, version: "dev", backoff: maxBackoff, silence: maxSilence, proxy: http.ProxyFromEnvironment, services: map[string]*service{}}

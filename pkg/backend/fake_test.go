@@ -147,3 +147,12 @@ func wantText(t *testing.T, err error, parts ...string) {
 		t.Errorf("error holds the secret: %v", err)
 	}
 }
+
+// withTransport sends all requests through rt, for tests.
+func withTransport(rt http.RoundTripper) Option { return func(c *Clients) { c.transport = rt } }
+
+// withoutWaiting retries without backoff.
+func withoutWaiting() Option { return func(c *Clients) { c.backoff = time.Millisecond } }
+
+// withSilence shortens how long a connection may receive nothing, for tests.
+func withSilence(limit time.Duration) Option { return func(c *Clients) { c.silence = limit } }

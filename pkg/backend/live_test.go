@@ -41,7 +41,7 @@ func newLiveFile(t *testing.T, content string) *liveFile {
 func (f *liveFile) open() {
 	f.t.Helper()
 	var err error
-	if f.Live, err = NewLive(f.path, "", "", WithInterval(2*time.Millisecond)); err != nil {
+	if f.Live, err = liveEvery(2*time.Millisecond, f.path, "", ""); err != nil {
 		f.t.Fatal(err)
 	}
 	if err := f.Register(f.registry); err != nil {
@@ -218,7 +218,7 @@ func check(t *testing.T, err error) {
 func TestARefusedConfigFileIsReportedOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	check(t, os.WriteFile(path, []byte(good), 0o600))
-	l, err := NewLive(path, "", "", WithInterval(time.Millisecond))
+	l, err := liveEvery(time.Millisecond, path, "", "")
 	check(t, err)
 	f := &liveFile{t: t, path: path, Live: l, registry: prometheus.NewRegistry()}
 	check(t, l.Register(f.registry))
@@ -247,7 +247,7 @@ func TestAFileThatIsBeingWrittenIsNotTaken(t *testing.T) {
 	// A busy machine writes before the first reading, or after the second: then nothing was asked.
 	await(t, "the file is written between the two readings", func() bool {
 		check(t, os.WriteFile(path, []byte(good), 0o600))
-		l, err := NewLive(path, "", "", WithInterval(interval))
+		l, err := liveEvery(interval, path, "", "")
 		check(t, err)
 		check(t, os.WriteFile(path, nil, 0o600)) // truncated: a good config by itself
 		looked := make(chan time.Duration, 1)
@@ -313,7 +313,7 @@ func TestWhatCannotBeUsedAtStartIsNotStartedWith(t *testing.T) {
 }
 
 func TestWithoutAFileNothingChanges(t *testing.T) {
-	l, err := NewLive("", "eu-west-1", "", WithInterval(time.Millisecond))
+	l, err := liveEvery(time.Millisecond, "", "eu-west-1", "")
 	check(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
@@ -433,4 +433,13 @@ func TestTheConfigMayChangeUnderLoad(t *testing.T) {
 	}
 	cancel()
 	group.Wait()
+}
+
+// liveEvery is NewLive with an interval.
+func liveEvery(interval time.Duration, path, region, endpoint string) (*Live, error) {
+	l, err := NewLive(path, region, endpoint)
+	if err == nil {
+		l.interval = interval
+	}
+	return l, err
 }

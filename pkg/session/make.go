@@ -115,13 +115,6 @@ func (m *Maker) makeNow(ctx context.Context, s *service, o credentials.Order) (c
 	return m.ask(ctx, s, o)
 }
 
-// Make is Maker.Make for a single session.
-func Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
-	m := NewMaker("")
-	defer m.Close()
-	return m.Make(ctx, o)
-}
-
 // complete refuses an order without the fields that its kind needs.
 func complete(o credentials.Order) error {
 	switch o.Kind {

@@ -108,12 +108,6 @@ func (c *conversion) all(g Given, static bool) (legacy []Option, err error) {
 	return legacy, c.err()
 }
 
-// ParseContext is Read without mount flags.
-func ParseContext(handle string, context map[string]string) (ID, Attributes, error) {
-	r, err := Read(Given{Handle: handle, Context: context})
-	return r.ID, r.Attributes, err
-}
-
 // checkHandle checks a volume_id against the CSI specification.
 func checkHandle(handle string) error {
 	switch {

@@ -82,7 +82,7 @@ func TestEveryDocumentedParameterIsParsed(t *testing.T) {
 			t.Errorf("StorageClass: %s: %v", doc.Name, err)
 		}
 		wantInvalid(t, err, "")
-		_, _, err = ParseContext("h", map[string]string{"bucketName": "shared", doc.Name: "\x01"})
+		_, _, err = parseContext("h", map[string]string{"bucketName": "shared", doc.Name: "\x01"})
 		if unknown := strings.Contains(fmt.Sprint(err), "is not a key"); unknown != (doc.Scope == ScopeClass) {
 			t.Errorf("context: %s: %v", doc.Name, err)
 		}

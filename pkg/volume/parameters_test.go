@@ -449,7 +449,7 @@ func FuzzParseParameters(f *testing.F) {
 		for _, generation := range []int{1, 2, MaxGeneration} {
 			checkPlace(t, p, name, generation)
 		}
-		id, attributes, err := ParseContext(p.ID(name, 1).String(), p.Context())
+		id, attributes, err := parseContext(p.ID(name, 1).String(), p.Context())
 		if err != nil || id != p.ID(name, 1) || !reflect.DeepEqual(attributes, p.Node) {
 			t.Fatalf("the node reads %v, %+v, %v of %+v", id, attributes, err, p)
 		}
