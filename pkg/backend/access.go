@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
 	"net/http"
 	"strings"
 	"sync"
@@ -213,7 +212,7 @@ func refused(be Backend, err error, what string) error {
 			return nil
 		}
 	}
-	if f := (*fault.Error)(nil); errors.As(err, &f) {
+	if is[*fault.Error](err) {
 		return err
 	}
 	return Classify(err, "check that "+be.String()+" enforces session policies ("+what+")")

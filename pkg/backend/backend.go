@@ -5,6 +5,7 @@
 package backend
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
@@ -105,10 +106,7 @@ func (b Backend) CheckBucketName(name string) error {
 
 // StartRegion returns the region to use while a bucket's is unknown; never "".
 func (b Backend) StartRegion() string {
-	if b.Region != "" {
-		return b.Region
-	}
-	return fallbackRegion
+	return cmp.Or(b.Region, fallbackRegion)
 }
 
 // CA returns the content of CAFile as of when the config was read, or "".

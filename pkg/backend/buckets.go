@@ -234,10 +234,7 @@ func nameRegion(s *middleware.Stack) error {
 			resp.Header.Set(regionHeader, named.Region)
 		}
 		// Put what was read before the rest, or before the error that ended it.
-		resp.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.MultiReader(bytes.NewReader(body), resp.Body), resp.Body}
+		resp.Body = replacedBody{io.MultiReader(bytes.NewReader(body), resp.Body), resp.Body}
 		return out, metadata, err
 	}), middleware.After)
 }

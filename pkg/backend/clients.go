@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -169,13 +170,13 @@ func (b Backend) endpointOptions() (fips aws.FIPSEndpointState, dualStack aws.Du
 // keys are the process's own chain; region "" is the backend's. The error is a Precondition (unknown backend) or one of
 // reading the process's own AWS configuration. Credentials are loaded with the first request.
 func (c *Clients) S3(ctx context.Context, b Backend, keys credentials.Keys, region string) (*s3.Client, error) {
-	return c.s3(ctx, b, c.credentials(keys), region, b.Requests.headers(""))
+	return c.s3(ctx, b, c.credentials(keys), BucketInfo{Region: region})
 }
 
 // Bucket returns a client for a validated bucket. It uses the bucket's region and sends info.Owner as the expected bucket owner
 // with every request.
 func (c *Clients) Bucket(ctx context.Context, b Backend, keys credentials.Keys, info BucketInfo) (*s3.Client, error) {
-	return c.s3(ctx, b, c.credentials(keys), info.Region, b.Requests.headers(info.Owner))
+	return c.s3(ctx, b, c.credentials(keys), info)
 }
 
 // KeySource returns the keys for a request. Its errors have a fault kind and become the request's.
@@ -201,20 +202,17 @@ func (c *Clients) Reach(ctx context.Context, b Backend) error {
 
 // BucketWith is Bucket for work that may outlast a session: source is called for each request.
 func (c *Clients) BucketWith(ctx context.Context, b Backend, source KeySource, info BucketInfo) (*s3.Client, error) {
-	return c.s3(ctx, b, source, info.Region, b.Requests.headers(info.Owner))
+	return c.s3(ctx, b, source, info)
 }
 
-func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsProvider, region string, headers func(*middleware.Stack) error) (*s3.Client,
-	error) {
+// s3 returns a client for a bucket. Without its region and its owner it is for requests that are not about one.
+func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsProvider, bucket BucketInfo) (*s3.Client, error) {
 	svc, err := c.service(b)
 	if err != nil {
 		return nil, err
 	}
-	if region == "" {
-		region = b.StartRegion()
-	}
 	set := func(o *s3.Options) {
-		o.Region = region
+		o.Region = cmp.Or(bucket.Region, b.StartRegion())
 		o.BaseEndpoint = nil // AWS_ENDPOINT_URL applies to the default backend only, through the config
 		if !b.AWS() {
 			o.BaseEndpoint = aws.String(b.Endpoint)
@@ -230,7 +228,7 @@ func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsPro
 		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 		o.DisableLogOutputChecksumValidationSkipped = true
 		o.Logger = logging.Nop{}
-		o.APIOptions = append(c.stack(), nameRegion, readListings, BoundAnswers, unsigned, headers)
+		o.APIOptions = append(c.stack(), nameRegion, readListings, BoundAnswers, unsigned, b.Requests.headers(bucket.Owner))
 	}
 	if !b.AWS() {
 		return s3.New(s3.Options{}, set), nil
@@ -249,15 +247,13 @@ func (c *Clients) STS(ctx context.Context, b Backend, keys credentials.Keys) (*s
 	if err != nil {
 		return nil, err
 	}
-	region, endpoint := b.StartRegion(), b.Endpoint
-	if b.STS != nil && b.STS.Region != "" {
-		region = b.STS.Region
-	}
-	if b.STS != nil && b.STS.Endpoint != "" {
-		endpoint = b.STS.Endpoint
+	endpoint, declared := b.Endpoint, STS{}
+	if b.STS != nil {
+		declared = *b.STS
+		endpoint = cmp.Or(declared.Endpoint, endpoint)
 	}
 	set := func(o *sts.Options) {
-		o.Region = region
+		o.Region = cmp.Or(declared.Region, b.StartRegion())
 		o.BaseEndpoint = nil
 		if endpoint != "" {
 			o.BaseEndpoint = aws.String(endpoint)
@@ -313,7 +309,7 @@ type silentKey struct{}
 
 // WithoutHeaderTimeout returns a context for requests that a service may work on without a word until their context ends, such as copies.
 func WithoutHeaderTimeout(ctx context.Context) context.Context {
-	return context.WithValue(ctx, silentKey{}, true)
+	return context.WithValue(ctx, silentKey{}, silentKey{})
 }
 
 // transports sends requests whose context is WithoutHeaderTimeout on connections of their own.
@@ -426,14 +422,7 @@ func Roots(pem []byte) *x509.CertPool {
 
 // WrongServer reports whether a request failed permanently because of the server: an untrusted certificate, no TLS, or an answer without end.
 func WrongServer(err error) bool {
-	if c := (*tls.CertificateVerificationError)(nil); errors.As(err, &c) || errors.Is(err, http.ErrSchemeMismatch) {
-		return true
-	}
-	if l := (*answerTooLong)(nil); errors.As(err, &l) {
-		return true
-	}
-	r := tls.RecordHeaderError{}
-	return errors.As(err, &r)
+	return is[*tls.CertificateVerificationError](err) || errors.Is(err, http.ErrSchemeMismatch) || is[*answerTooLong](err) || is[tls.RecordHeaderError](err)
 }
 
 // wrongServer keeps such errors from being retried.

@@ -30,7 +30,7 @@ func TestListing_OnlyThatOfS3IsOne(t *testing.T) {
 		"JSON":                 {"{}", fault.Unavailable, ""},
 		"other result":         {"<ListAllMyBucketsResult/>", fault.Unavailable, ""},
 		"cut":                  {key("a")[:60], fault.Unavailable, ""},
-		"endless":              {key(strings.Repeat("a", maxListing)), fault.Unavailable, ""},
+		"endless":              {key(strings.Repeat("a", 16<<20)), fault.Unavailable, ""},
 		"listing":              {key("a&#13;b&amp;"), fault.Unknown, "a\rb&"},
 		"control character":    {key("a\x01b"), fault.Unknown, "a\ufffdb"},
 		"reference":            {key("a&#x1;b&#31;c&#xFFFE;&#x10FFFF;&#x1F600;"), fault.Unknown, "a\ufffdb\ufffdc\ufffd\U0010ffff\U0001f600"},

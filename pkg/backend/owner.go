@@ -101,7 +101,7 @@ func (b *Buckets) askAccount(ctx context.Context, be Backend, keys credentials.K
 	if err == nil {
 		err = errors.New("STS returned no account")
 	}
-	if _, logged := b.accountLogged.LoadOrStore(be.Name, true); logged {
+	if _, logged := b.accountLogged.LoadOrStore(be.Name, account{}); logged {
 		return account{}, nil
 	}
 	klog.FromContext(ctx).Info("Bucket owner is not checked, caller's account unknown",
