@@ -121,21 +121,34 @@ func memoryMiB(limit uint64) string {
 	return decimalOf(limit / uint64(mib))
 }
 
-// reserved are names that no declared option may have: what they set belongs to the driver or to the operator.
+// reserved returns why no client can have options of some names, declared or not: what they set belongs to the driver, to the operator or
+// to the volume's parameters.
 func reserved() map[string]string {
-	refused := map[string]string{}
-	refuseCommon(refused)
-	refuse(refused, "the driver sets the endpoint, addressing style, region and CA of the backend", "endpoint", "endpoint-url", "url", "region", "ca-bundle",
+	refused := map[string]string{
+		"prefix": "use the volume parameter prefix",
+		"bucket": "use the volume parameter bucketName",
+		"region": "the driver detects the bucket's region; to override it, set the attribute region of a static volume, or the region of the backend in the " +
+			"driver's config file",
+	}
+	refuse(refused, "use the volume parameter uid, gid, dirMode or fileMode", "uid", "gid", "dir-mode", "file-mode", "umask", "dir-perms", "file-perms")
+	refuse(refused, "list each option separately, by its own name", "o", "option", "options")
+	refuse(refused, "set the endpoint, addressing style and CA of the backend in the driver's config file", "endpoint", "endpoint-url", "url", "ca-bundle",
 		"ca-file", "path-style", "force-path-style", "use-path-request-style", "no-check-certificate")
 	refuse(refused, "set proxy of the backend", "proxy", "http-proxy", "https-proxy")
-	refuse(refused, "the driver serves the credentials", "credentials", "profile", "access-key-id", "secret-access-key", "passwd-file", "no-sign-request", "iam",
-		"env-auth", "config")
+	refuse(refused, "use the volume parameter credentials", "credentials", "profile", "access-key-id", "secret-access-key", "passwd-file", "no-sign-request",
+		"iam", "env-auth", "config")
 	refuse(refused, "the driver sets it for every mount", "allow-other", "allow-root", "auto-unmount", "foreground", "daemon", "f", "fuse-fd", "user-agent")
 	refuse(refused, "clients write no log files; the helper logs their output", "log-file", "logfile", "log-directory", "log-dir")
 	refuse(refused, "use the volume parameters cache and cacheSize; the driver chooses the cache directory", "cache", "cache-dir", "use-cache", "temp-dir",
 		"tmpdir")
 	refuse(refused, "use readOnly of the volume or of the pod's volume mount", "read-only", "ro")
 	return refused
+}
+
+func refuse(refused map[string]string, reason string, names ...string) {
+	for _, n := range names {
+		refused[n] = reason
+	}
 }
 
 // Client returns the declared client. name is its name, and place that of the declaration in the config file, for errors, which are

@@ -2,6 +2,7 @@ package client
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -93,20 +94,7 @@ func mountpointS3() Client {
 			"read-part-size":          partSize(5*mib, 5*gib, "Part size for reads."),
 			"write-part-size":         partSize(5*mib, 5*gib, "Part size for writes. A file can have 10,000 parts."),
 		},
-		Refused: map[string]string{
-			"expected-bucket-owner": "use the volume parameter expectedBucketOwner",
-			"region":                "the driver detects the bucket's region; to override it, set the attribute region of a static volume, or the region of the backend in the driver's config file",
-			"read-only":             "use readOnly of the volume or of the pod's volume mount",
-			"ro":                    "use readOnly of the volume or of the pod's volume mount",
-			"cache":                 "use the volume parameters cache and cacheSize; the driver chooses the cache directory",
-			"cache-xz":              "a shared cache would expose the volume's data to other users",
-			"bind":                  "network interfaces belong to the node, not to a volume",
-			"debug-crt":             "its output contains session tokens; use debug",
-			"no-log":                "the driver needs the client's output",
-			"otlp-endpoint":         "a volume must not choose where data is sent",
-			"otlp-export-interval":  "a volume must not choose where data is sent",
-			"user-agent-prefix":     "the driver sets it",
-		},
+		Refused:       reserved(),
 		rules:         mountpointRules,
 		memory:        mountpointFits,
 		least:         mountpointLeastLimit,
@@ -115,45 +103,36 @@ func mountpointS3() Client {
 		contradiction: mountpointContradiction,
 		logging:       []string{"debug", "log-metrics"},
 	}
-	refuse(c.Refused, "set the endpoint, addressing style and CA of the backend in the driver's config file",
-		"endpoint-url", "force-path-style", "ca-bundle")
-	refuse(c.Refused, "use the volume parameter credentials", "profile", "no-sign-request")
-	refuse(c.Refused, "the driver sets it for every mount", "allow-other", "allow-root", "auto-unmount", "foreground", "f")
-	refuse(c.Refused, "clients write no log files; the helper logs their output", "log-directory", "l")
-	refuseCommon(c.Refused)
+	maps.Copy(c.Refused, map[string]string{
+		"expected-bucket-owner": "use the volume parameter expectedBucketOwner",
+		"cache-xz":              "a shared cache would expose the volume's data to other users",
+		"bind":                  "network interfaces belong to the node, not to a volume",
+		"debug-crt":             "its output contains session tokens; use debug",
+		"no-log":                "the driver needs the client's output",
+		"otlp-endpoint":         "a volume must not choose where data is sent",
+		"otlp-export-interval":  "a volume must not choose where data is sent",
+		"user-agent-prefix":     "the driver sets it",
+		"l":                     "clients write no log files; the helper logs their output",
+	})
 	c.Command = func(in Invocation) Command { return mountpointCommand(c, in) }
 	return c
 }
 
-// refuseCommon adds options that are not allowed for any client.
-func refuseCommon(refused map[string]string) {
-	refuse(refused, "use the volume parameter uid, gid, dirMode or fileMode",
-		"uid", "gid", "dir-mode", "file-mode", "umask", "dir-perms", "file-perms")
-	refuse(refused, "use the volume parameter prefix", "prefix")
-	refuse(refused, "use the volume parameter bucketName", "bucket")
-	refuse(refused, "list each option separately, by its own name", "o", "option", "options")
-}
-
-func refuse(refused map[string]string, reason string, names ...string) {
-	for _, n := range names {
-		refused[n] = reason
-	}
-}
-
 func mountpointCommand(c Client, in Invocation) Command {
-	argv := []string{in.Binary, "--foreground", "--allow-other"}
-	argv = append(argv, withValue("prefix", in.Prefix)...)
-	argv = append(argv, withValue("region", in.Region)...)
-	argv = append(argv, withValue("endpoint-url", in.Endpoint)...)
+	values := placeholders(in)
+	values["owner"] = in.ExpectedBucketOwner
+	for name, id := range map[string]uint32{"uid": in.UID, "gid": in.GID} {
+		if id < c.MinOwner {
+			values[name] = ""
+		}
+	}
+	argv := append([]string{in.Binary, "--foreground", "--allow-other"}, fill([]string{"--prefix=${prefix}", "--region=${region}", "--endpoint-url=${endpoint}"},
+		values)...)
 	if in.PathStyle {
 		argv = append(argv, "--force-path-style")
 	}
-	argv = append(argv, withValue("ca-bundle", in.CAFile)...)
-	argv = append(argv, withValue("expected-bucket-owner", in.ExpectedBucketOwner)...)
-	argv = append(argv, withValue("user-agent-prefix", in.UserAgent)...)
-	argv = append(argv, owner("uid", in.UID, c.MinOwner)...)
-	argv = append(argv, owner("gid", in.GID, c.MinOwner)...)
-	argv = append(argv, argument("dir-mode", mode(in.DirMode)), argument("file-mode", mode(in.FileMode)))
+	argv = append(argv, fill([]string{"--ca-bundle=${caFile}", "--expected-bucket-owner=${owner}", "--user-agent-prefix=${userAgent}", "--uid=${uid}",
+		"--gid=${gid}", "--dir-mode=${dirMode}", "--file-mode=${fileMode}"}, values)...)
 
 	// Flags that allow changes of data are on by default, and off for read-only mounts.
 	changing := []string{"allow-delete", "allow-overwrite", "incremental-upload"}
@@ -162,14 +141,8 @@ func mountpointCommand(c Client, in Invocation) Command {
 			argv = append(argv, "--"+name)
 		}
 	}
-	for _, d := range []struct {
-		name  string
-		value int64
-	}{{"maximum-throughput-gbps", mountpointGbps}, {"memory-target", mountpointTarget(in.MemoryLimit)}} {
-		if _, given := find(in.Options, d.name); !given {
-			argv = append(argv, argument(d.name, strconv.FormatInt(d.value, 10)))
-		}
-	}
+	argv = append(argv, in.unlessGiven("maximum-throughput-gbps", strconv.Itoa(mountpointGbps))...)
+	argv = append(argv, in.unlessGiven("memory-target", strconv.FormatInt(mountpointTarget(in.MemoryLimit), 10))...)
 	if o, given := find(in.Options, "rename"); given && !on(o) {
 		argv = append(argv, "--no-rename")
 	}
@@ -203,11 +176,8 @@ func mountpointTTL(in Invocation) []string {
 	case in.Consistency == volume.ConsistencyCloseToOpen && cached:
 		return []string{argument("metadata-ttl", mountpointMinimal)}
 	case in.Consistency == volume.ConsistencyRelaxed, in.Consistency == "" && in.ReadOnly && !cached:
-		argv := []string{argument("metadata-ttl", strconv.Itoa(int(volume.RelaxedTTL.Seconds())))}
-		if _, given := find(in.Options, "negative-metadata-ttl"); !given {
-			argv = append(argv, argument("negative-metadata-ttl", "1"))
-		}
-		return argv
+		ttl := strconv.Itoa(int(volume.RelaxedTTL.Seconds()))
+		return append([]string{argument("metadata-ttl", ttl)}, in.unlessGiven("negative-metadata-ttl", "1")...)
 	}
 	return nil
 }

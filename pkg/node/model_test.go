@@ -117,7 +117,7 @@ func newWorld(t *rapid.T) *world {
 		w.must(os.MkdirAll(filepath.Dir(w.targets[i].path), 0o755))
 	}
 	w.must(os.MkdirAll(filepath.Join(dir, "bin"), 0o755))
-	for _, cl := range (client.Registry{Source: client.Set{}}).Clients().All() {
+	for _, cl := range (client.Set{}).All() {
 		for _, name := range cl.Programs {
 			w.must(os.WriteFile(filepath.Join(dir, "bin", name), nil, 0o755))
 		}

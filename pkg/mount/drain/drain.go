@@ -193,7 +193,7 @@ func (d *Drainer) StopUnrecorded(ctx context.Context, m state.Mount) error {
 		return fault.Errorf(fault.Precondition, "the record of mount %s is lost, and its client exited abnormally (%s): copy the files that were not uploaded from %s to the bucket, then remove %s",
 			m.Name, how, d.Store.CacheDir(m.Name), d.Store.MountDir(m.Name))
 	}
-	for _, cl := range d.Clients.Clients().All() { // it was one of them
+	for _, cl := range d.Clients.Source.Clients().All() { // it was one of them
 		if err := d.keepQuarantined(ctx, m, cl); err != nil {
 			return err
 		}
