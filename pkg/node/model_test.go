@@ -568,7 +568,7 @@ func (s *services) Backend(name string) (backend.Backend, error) {
 }
 
 // With is for measuring usage, which no volume of the model asks for.
-func (*services) With(context.Context, backend.Backend, credentials.Keys, backend.BucketInfo, func(context.Context, *s3.Client) error) (backend.BucketInfo,
+func (*services) With(context.Context, backend.Backend, backend.Access, func(context.Context, *s3.Client) error) (backend.BucketInfo,
 	error) {
 	return backend.BucketInfo{}, errors.ErrUnsupported
 }
