@@ -94,7 +94,7 @@ func (p *Planner) plan(ctx context.Context, r Request) (credentials.Order, error
 			return credentials.Order{}, err
 		}
 	}
-	l := &plan{Request: r, planner: p, scope: scope, role: role}
+	l := &plan{request: r, planner: p, scope: scope, role: role}
 	if scope == volume.ScopeAuto && r.Policy != nil && cannotScope(r.Backend, r.Bucket) {
 		if _, err := r.Policy(true, r.Backend.Partition()); err != nil {
 			l.scope = volume.ScopeOff
@@ -158,7 +158,7 @@ func Role(r Request) (string, error) {
 
 // plan is the state of one call of Plan.
 type plan struct {
-	Request
+	request Request
 	planner *Planner
 	scope   string
 	role    string
@@ -168,12 +168,12 @@ type plan struct {
 func (l *plan) driver(ctx context.Context) (credentials.Order, error) {
 	// If the driver's own credentials come from a web identity token, use that token with the policy: assuming the role with
 	// its own session would need a role that trusts itself. The order has the token, because only the driver can read its file.
-	if own, tokenFile := l.planner.webIdentity(); tokenFile != "" && l.scope != volume.ScopeOff && (l.role == "" || l.role == own) && l.Backend.Makes(credentials.WebIdentity) {
+	if own, tokenFile := l.planner.webIdentity(); tokenFile != "" && l.scope != volume.ScopeOff && (l.role == "" || l.role == own) && l.request.Backend.Makes(credentials.WebIdentity) {
 		token, err := l.planner.readToken(tokenFile)
 		if err != nil {
 			return credentials.Order{}, fault.Errorf(fault.Unauthenticated, "read the driver's own web identity token (AWS_WEB_IDENTITY_TOKEN_FILE): %w", err)
 		}
-		if audience := l.Backend.Audience(); audience != "" && slices.Contains(audiences(token), audience) {
+		if audience := l.request.Backend.Audience(); audience != "" && slices.Contains(audiences(token), audience) {
 			l.role = own
 			return credentials.Order{Kind: credentials.WebIdentity, Token: token}, nil
 		}
@@ -204,7 +204,7 @@ func (p *Planner) webIdentity() (role, file string) {
 
 // narrow plans for keys. A named role is assumed with every scope; the scope decides about the policy.
 func (l *plan) narrow(keys credentials.Keys) (credentials.Order, error) {
-	b := l.Backend
+	b := l.request.Backend
 	static := keys.SessionToken == ""
 	o := credentials.Order{Keys: keys}
 	switch {
@@ -230,7 +230,7 @@ func (l *plan) narrow(keys credentials.Keys) (credentials.Order, error) {
 
 // noSessionError returns what must be configured for scope: required.
 func (l *plan) noSessionError(static bool) error {
-	b := l.Backend
+	b := l.request.Backend
 	why := "scope: required needs a session, and none can be made: "
 	switch {
 	case !b.AWS() && b.STS == nil:
@@ -257,8 +257,8 @@ func declare(b backend.Backend, kind credentials.Kind) string {
 
 // workload plans with the pod's tokens.
 func (l *plan) workload() (credentials.Order, error) {
-	b := l.Backend
-	tokens := l.Tokens.Only(b.Audiences()...)
+	b := l.request.Backend
+	tokens := l.request.Tokens.Only(b.Audiences()...)
 	sts, hasSTS := tokens[b.Audience()]
 	agent, hasAgent := tokens[credentials.PodIdentityAudience]
 	toSTS := hasSTS && b.Makes(credentials.WebIdentity) && (l.role != "" || b.RoleOptional())
@@ -277,7 +277,7 @@ func (l *plan) workload() (credentials.Order, error) {
 	case b.Audience() == "":
 		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but %s has no audience; set sts.audience in the driver's config file and the same audience in tokenRequests of the CSIDriver object", b)
 	case !hasSTS:
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but the request has no token of audience %s for %s (it has %s); add the audience to tokenRequests of the CSIDriver object", b.Audience(), b, l.Tokens)
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but the request has no token of audience %s for %s (it has %s); add the audience to tokenRequests of the CSIDriver object", b.Audience(), b, l.request.Tokens)
 	}
 	return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but there is no role for %s; set roleARN in the volume (in an existing PersistentVolume, mountOptions: [role-arn=<ARN>]) or workloadRoleARN on the backend in the driver's config file (%s)", b, unreadAnnotation)
 }
@@ -287,15 +287,15 @@ const unreadAnnotation = "the driver does not use the Kubernetes API, so it cann
 
 // complete sets the fields of an order that all kinds need.
 func (l *plan) complete(ctx context.Context, o credentials.Order) (credentials.Order, error) {
-	b := l.Backend
+	b := l.request.Backend
 	o.RoleARN, o.Backend = l.role, b.String()
-	o.Name = sessionName(l.Request, o.Kind)
-	if l.scope != volume.ScopeOff && l.Policy != nil {
+	o.Name = sessionName(l.request, o.Kind)
+	if l.scope != volume.ScopeOff && l.request.Policy != nil {
 		partition := b.Partition()
 		if r, err := credentials.ParseRole(l.role); err == nil && b.AWS() {
 			partition = r.Partition
 		}
-		policy, err := l.Policy(b.AWS(), partition)
+		policy, err := l.request.Policy(b.AWS(), partition)
 		if err != nil {
 			return o, err
 		}
@@ -304,7 +304,7 @@ func (l *plan) complete(ctx context.Context, o credentials.Order) (credentials.O
 	if err := l.checkDuration(o); err != nil {
 		return o, err
 	}
-	if o.Duration = l.Duration; o.Duration == 0 && o.Kind == credentials.FederationToken {
+	if o.Duration = l.request.Duration; o.Duration == 0 && o.Kind == credentials.FederationToken {
 		o.Duration = time.Hour // the service's default is half a day
 	}
 	if o.Kind == credentials.PodIdentity && o.RoleARN == "" {
@@ -318,8 +318,8 @@ func (l *plan) complete(ctx context.Context, o credentials.Order) (credentials.O
 // checkDuration refuses durations that AWS would refuse (STS API Reference: AssumeRole, AssumeRoleWithWebIdentity,
 // GetFederationToken). Other services have limits of their own.
 func (l *plan) checkDuration(o credentials.Order) error {
-	d := l.Duration
-	if d == 0 || !l.Backend.AWS() {
+	d := l.request.Duration
+	if d == 0 || !l.request.Backend.AWS() {
 		return nil
 	}
 	longest, why := 12*time.Hour, "and at most the role's own maximum"

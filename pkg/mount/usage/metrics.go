@@ -40,24 +40,16 @@ func newMetrics() metrics {
 	}
 }
 
-func bytesDesc() *prometheus.Desc {
-	return prometheus.NewDesc("s3csi_volume_used_bytes",
-		"Size of all objects of a volume with the parameter usage, in bytes, when this node last listed it; accuracy is exact, or at-least if the listing was cut.",
-		[]string{"volume", "accuracy"}, nil)
-}
-
-func objectsDesc() *prometheus.Desc {
-	return prometheus.NewDesc("s3csi_volume_objects",
-		"Number of objects of a volume with the parameter usage, when this node last listed it; accuracy is exact, or at-least if the listing was cut.",
-		[]string{"volume", "accuracy"}, nil)
-}
-
-func capacityDesc() *prometheus.Desc {
-	return prometheus.NewDesc("s3csi_volume_size_bytes", "Recorded size of a volume with the parameter usage, in bytes, if this node can read it.", []string{"volume"}, nil)
-}
-
-func timeDesc() *prometheus.Desc {
-	return prometheus.NewDesc("s3csi_volume_usage_timestamp_seconds", "When this node last listed a volume with the parameter usage, in seconds since the epoch.", []string{"volume"}, nil)
+// descs are the descriptions of a volume's gauges.
+func descs() (bytes, objects, capacity, listed *prometheus.Desc) {
+	const accuracy = "when this node last listed it; accuracy is exact, or at-least if the listing was cut."
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, append([]string{"volume"}, labels...), nil)
+	}
+	return desc("s3csi_volume_used_bytes", "Size of all objects of a volume with the parameter usage, in bytes, "+accuracy, "accuracy"),
+		desc("s3csi_volume_objects", "Number of objects of a volume with the parameter usage, "+accuracy, "accuracy"),
+		desc("s3csi_volume_size_bytes", "Recorded size of a volume with the parameter usage, in bytes, if this node can read it."),
+		desc("s3csi_volume_usage_timestamp_seconds", "When this node last listed a volume with the parameter usage, in seconds since the epoch.")
 }
 
 // Collectors returns the metrics.
@@ -67,20 +59,18 @@ func (m *Meter) Collectors() []prometheus.Collector {
 
 // SampleCollectors returns the metrics with values, for the document about them.
 func SampleCollectors() []prometheus.Collector {
-	m := &Meter{metrics: newMetrics(), entries: map[string]*entry{"v": {Usage: sample(), published: true}}}
+	sample := state.Usage{VolumeID: "v", Setting: volume.Usage(volume.MinUsage), CapacityBytes: 2, Measured: time.Unix(1, 0), Bytes: 1, Objects: 1}
+	m := &Meter{metrics: newMetrics(), entries: map[string]*entry{"v": {usage: sample, published: true}}}
 	m.metrics.measurements.WithLabelValues(resultComplete)
 	return m.Collectors()
-}
-
-func sample() state.Usage {
-	return state.Usage{VolumeID: "v", Setting: volume.Usage(volume.MinUsage), CapacityBytes: 2, Measured: time.Unix(1, 0), Bytes: 1, Objects: 1}
 }
 
 type gauges struct{ m *Meter }
 
 // Describe implements prometheus.Collector.
 func (g gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{bytesDesc(), objectsDesc(), capacityDesc(), timeDesc()} {
+	bytes, objects, capacity, listed := descs()
+	for _, d := range []*prometheus.Desc{bytes, objects, capacity, listed} {
 		ch <- d
 	}
 }
@@ -89,22 +79,23 @@ func (g gauges) Describe(ch chan<- *prometheus.Desc) {
 func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	g.m.mu.Lock()
 	defer g.m.mu.Unlock()
+	bytes, objects, capacity, listed := descs()
 	for id, e := range g.m.entries {
 		if !e.shown() {
 			continue
 		}
 		accuracy := exact
-		if e.AtLeast {
+		if e.usage.AtLeast {
 			accuracy = atLeast
 		}
 		gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 		}
-		gauge(bytesDesc(), float64(e.Bytes), id, accuracy)
-		gauge(objectsDesc(), float64(e.Objects), id, accuracy)
-		gauge(timeDesc(), float64(e.Measured.UnixMilli())/1000, id)
-		if e.CapacityBytes > 0 {
-			gauge(capacityDesc(), float64(e.CapacityBytes), id)
+		gauge(bytes, float64(e.usage.Bytes), id, accuracy)
+		gauge(objects, float64(e.usage.Objects), id, accuracy)
+		gauge(listed, float64(e.usage.Measured.UnixMilli())/1000, id)
+		if e.usage.CapacityBytes > 0 {
+			gauge(capacity, float64(e.usage.CapacityBytes), id)
 		}
 	}
 }

@@ -41,7 +41,7 @@ const (
 	storeBound = 10 * time.Second
 )
 
-// Store keeps records of usage. state.Usages implements it.
+// Store keeps records of usage. state.usages implements it.
 type Store interface {
 	All(ctx context.Context) ([]state.Usage, error)
 	Write(ctx context.Context, u state.Usage) error
@@ -76,7 +76,7 @@ type Options struct {
 
 // Meter measures the usage of volumes. All methods may be called concurrently.
 type Meter struct {
-	Options
+	options Options
 	metrics metrics
 	wake    chan struct{}
 	slots   chan struct{}
@@ -88,7 +88,7 @@ type Meter struct {
 
 // entry is a volume.
 type entry struct {
-	state.Usage
+	usage     state.Usage
 	published bool
 	seen      uint64  // the number of its last publication
 	busy      bool    // it is being measured
@@ -106,31 +106,31 @@ func (s *source) lasting() bool { return s != nil && s.spec.Source == credential
 
 // New returns a meter that continues where the driver before it ended. It starts nothing.
 func New(ctx context.Context, o Options) (*Meter, error) {
-	m := &Meter{Options: o, metrics: newMetrics(), wake: make(chan struct{}, 1), slots: make(chan struct{}, parallel), entries: map[string]*entry{}}
+	m := &Meter{options: o, metrics: newMetrics(), wake: make(chan struct{}, 1), slots: make(chan struct{}, parallel), entries: map[string]*entry{}}
 	if o.MaxRequests == 0 {
 		return m, nil
 	}
 	all, err := o.Store.All(ctx)
 	for _, u := range all {
-		m.entries[u.VolumeID] = &entry{Usage: u}
+		m.entries[u.VolumeID] = &entry{usage: u}
 	}
 	return m, err
 }
 
 // Observe notes a successful publication. It starts a measurement if one is due.
 func (m *Meter) Observe(r mount.Request, spec mount.Spec) {
-	if r.Attributes.Usage == 0 || m.MaxRequests == 0 {
+	if r.Attributes.Usage == 0 || m.options.MaxRequests == 0 {
 		return
 	}
 	m.mu.Lock()
 	e := m.entries[r.VolumeID]
 	if e == nil {
-		e = &entry{Usage: state.Usage{VolumeID: r.VolumeID, Setting: r.Attributes.Usage}}
+		e = &entry{usage: state.Usage{VolumeID: r.VolumeID, Setting: r.Attributes.Usage}}
 		m.entries[r.VolumeID] = e
 	}
 	m.seen++
 	e.published, e.seen = true, m.seen
-	due := !e.busy && !e.due().After(m.Now())
+	due := !e.busy && !e.due().After(m.options.Now())
 	if s := (&source{r, spec}); due || s.lasting() {
 		e.source = s
 	}
@@ -145,29 +145,29 @@ func (m *Meter) Of(volumeID string) (u mount.Usage, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.entries[volumeID]
-	if e == nil || !e.shown() || e.AtLeast {
+	if e == nil || !e.shown() || e.usage.AtLeast {
 		return mount.Usage{}, false
 	}
-	return mount.Usage{Bytes: e.Bytes, Objects: e.Objects, CapacityBytes: e.CapacityBytes}, true
+	return mount.Usage{Bytes: e.usage.Bytes, Objects: e.usage.Objects, CapacityBytes: e.usage.CapacityBytes}, true
 }
 
 // shown reports whether there is a measurement to show.
 func (e *entry) shown() bool {
-	return e.published && !e.Measured.IsZero() && e.Setting.Interval() != 0
+	return e.published && !e.usage.Measured.IsZero() && e.usage.Setting.Interval() != 0
 }
 
 // due returns when a volume has to be visited next: to read its record, or to list it.
 func (e *entry) due() time.Time {
-	at := e.Read.Add(readEvery)
-	if e.Setting.Interval() != 0 && e.NotBefore.Before(at) {
-		at = e.NotBefore
+	at := e.usage.Read.Add(readEvery)
+	if e.usage.Setting.Interval() != 0 && e.usage.NotBefore.Before(at) {
+		at = e.usage.NotBefore
 	}
-	return later(at, e.Retry)
+	return later(at, e.usage.Retry)
 }
 
 // expires returns when nothing has to be known any more of a volume without a publication.
 func (e *entry) expires() time.Time {
-	return later(later(e.Read.Add(readEvery), e.NotBefore), e.Retry)
+	return later(later(e.usage.Read.Add(readEvery), e.usage.NotBefore), e.usage.Retry)
 }
 
 func later(a, b time.Time) time.Time {
@@ -217,7 +217,7 @@ func (m *Meter) prune(ctx context.Context) error {
 	if none {
 		return nil
 	}
-	all, err := m.Publications.All(ctx)
+	all, err := m.options.Publications.All(ctx)
 	if err != nil {
 		return err
 	}
@@ -236,14 +236,14 @@ func (m *Meter) prune(ctx context.Context) error {
 			continue
 		}
 		e.source = nil
-		if e.expires().Before(m.Now()) {
+		if e.expires().Before(m.options.Now()) {
 			delete(m.entries, id)
 			gone = append(gone, id)
 		}
 	}
 	m.mu.Unlock()
 	for _, id := range gone {
-		err = errors.Join(err, m.Store.Remove(ctx, id))
+		err = errors.Join(err, m.options.Store.Remove(ctx, id))
 	}
 	return err
 }
@@ -253,7 +253,7 @@ func (m *Meter) next() (due []*entry) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range m.entries {
-		if e.published && !e.busy && e.source != nil && !e.due().After(m.Now()) {
+		if e.published && !e.busy && e.source != nil && !e.due().After(m.options.Now()) {
 			e.busy = true
 			due = append(due, e)
 		}
@@ -274,9 +274,9 @@ func (m *Meter) visit(ctx context.Context, e *entry) {
 	case <-ctx.Done():
 		return
 	}
-	began := m.Now()
+	began := m.options.Now()
 	m.mu.Lock()
-	u, s, published := e.Usage, *e.source, e.published
+	u, s, published := e.usage, *e.source, e.published
 	m.mu.Unlock()
 	if !published { // while it waited for the others
 		m.finish(e, u)
@@ -288,12 +288,12 @@ func (m *Meter) visit(ctx context.Context, e *entry) {
 	tried := u
 	tried.Failures++
 	tried.Retry = began.Add(backoff(tried.Failures))
-	err := m.Store.Write(vctx, tried)
+	err := m.options.Store.Write(vctx, tried)
 	if err == nil {
 		var result string
 		if u, result, err = m.measure(vctx, u, s, began); result != "" {
 			m.metrics.measurements.WithLabelValues(result).Inc()
-			logger.Info("Measured usage", "result", result, "bytes", u.Bytes, "objects", u.Objects, "took", m.Now().Sub(began))
+			logger.Info("Measured usage", "result", result, "bytes", u.Bytes, "objects", u.Objects, "took", m.options.Now().Sub(began))
 		}
 	}
 	if ctx.Err() != nil { // the driver stops, and the next one tries again
@@ -308,7 +308,7 @@ func (m *Meter) visit(ctx context.Context, e *entry) {
 	m.finish(e, u)
 	wctx, cancelWrite := context.WithTimeout(ctx, storeBound)
 	defer cancelWrite()
-	if err := m.Store.Write(wctx, u); err != nil {
+	if err := m.options.Store.Write(wctx, u); err != nil {
 		logger.Error(err, "Cannot record usage")
 	}
 }
@@ -320,7 +320,7 @@ func backoff(failures int) time.Duration { return min(retryAfter<<min(failures-1
 func (m *Meter) finish(e *entry, u state.Usage) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e.Usage, e.busy = u, false
+	e.usage, e.busy = u, false
 	if !e.source.lasting() {
 		e.source = nil
 	}
@@ -334,7 +334,7 @@ func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time
 	if segment, _, ok := id.NameSegment(); recorded && ok {
 		record.Key = records.Key(segment)
 	}
-	be, err := m.Backends.Backend(s.spec.Backend)
+	be, err := m.options.Backends.Backend(s.spec.Backend)
 	if err != nil {
 		return u, "", err
 	}
@@ -343,7 +343,7 @@ func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time
 		return u, "", err
 	}
 	be = be.For(options)
-	keys, err := m.Sessions.UsageKeys(ctx, s.request, s.spec, record)
+	keys, err := m.options.Sessions.UsageKeys(ctx, s.request, s.spec, record)
 	if err != nil {
 		return u, "", err
 	}
@@ -352,7 +352,7 @@ func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time
 		found := records.Settings{Usage: s.request.Attributes.Usage}
 		if recorded {
 			var read records.Settings
-			access.Bucket, err = m.Backends.With(ctx, be, access, func(ctx context.Context, client *s3.Client) (err error) {
+			access.Bucket, err = m.options.Backends.With(ctx, be, access, func(ctx context.Context, client *s3.Client) (err error) {
 				read, err = records.ReadSettings(ctx, client, id)
 				return err
 			})
@@ -383,8 +383,8 @@ func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time
 	}
 	lctx, cancel := context.WithTimeout(ctx, listBound)
 	defer cancel()
-	_, err = m.Backends.With(lctx, be, access, func(ctx context.Context, client *s3.Client) (err error) {
-		c, err = backend.CountObjects(ctx, client, backend.Listing{Bucket: s.spec.Bucket, Prefix: s.spec.Prefix, Except: except, MaxPages: m.MaxRequests})
+	_, err = m.options.Backends.With(lctx, be, access, func(ctx context.Context, client *s3.Client) (err error) {
+		c, err = backend.CountObjects(ctx, client, backend.Listing{Bucket: s.spec.Bucket, Prefix: s.spec.Prefix, Except: except, MaxPages: m.options.MaxRequests})
 		return err
 	})
 	m.metrics.requests.Add(float64(c.Pages))
