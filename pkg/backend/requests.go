@@ -51,17 +51,15 @@ func (b Backend) For(options []volume.Option) Backend {
 	for _, o := range options {
 		switch o.Name {
 		case optionRequesterPays:
-			b.Requests.RequesterPays = isOn(o)
+			b.Requests.RequesterPays = o.On()
 		case optionSSE:
 			if o.Value != b.Requests.SSE {
 				b.Requests.SSE, b.Requests.KMSKeyID = o.Value, ""
 			}
 		}
 	}
-	for _, o := range options {
-		if o.Name == optionKMSKeyID {
-			b.Requests.KMSKeyID = o.Value
-		}
+	if o, given := volume.FindOption(options, optionKMSKeyID); given {
+		b.Requests.KMSKeyID = o.Value
 	}
 	return b
 }
@@ -81,14 +79,12 @@ func RequestOptions(options []volume.Option) (of []string) {
 func (b Backend) ClientOptions(options []volume.Option) []volume.Option {
 	all := slices.DeleteFunc(slices.Clone(options), func(o volume.Option) bool { return o.Name == optionDualStack && b.DualStack }) // see ClientEndpoint
 	for _, o := range b.For(options).Requests.options() {
-		if !slices.ContainsFunc(options, func(given volume.Option) bool { return given.Name == o.Name }) {
+		if _, given := volume.FindOption(options, o.Name); !given {
 			all = append(all, o)
 		}
 	}
 	return all
 }
-
-func isOn(o volume.Option) bool { return !o.HasValue || o.Value == "true" }
 
 // ClientEndpoint returns the endpoint of clients; "" is AWS's usual one of the region. Few clients can choose among AWS's endpoints by
 // themselves.
@@ -110,7 +106,7 @@ func (b Backend) CheckClient(cl client.Client, bucket string, options []volume.O
 			return fault.Errorf(fault.Precondition, "%s: dualStack and fips cannot be used for the clients of directory buckets", b)
 		}
 		for _, o := range options {
-			if o.Name == "transfer-acceleration" && isOn(o) || o.Name == optionDualStack && isOn(o) != b.DualStack {
+			if o.Name == "transfer-acceleration" && o.On() || o.Name == optionDualStack && o.On() != b.DualStack {
 				return fault.Errorf(fault.Precondition, "%s: the mount option %s cannot be combined with dualStack and fips of the backend; remove the option, or set "+
 					"dualStack there", b, o)
 			}

@@ -7,7 +7,6 @@ package client
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -239,7 +238,7 @@ func argument(name, value string) string { return "--" + name + "=" + value }
 
 // unlessGiven is the argument for an option that the author has not set.
 func (in Invocation) unlessGiven(name, value string) []string {
-	if _, given := find(in.Options, name); given {
+	if _, given := volume.FindOption(in.Options, name); given {
 		return nil
 	}
 	return []string{argument(name, value)}
@@ -254,20 +253,11 @@ func authored(types map[string]OptionType, options []volume.Option) []string {
 		switch {
 		case types[o.Name].Kind != Flag:
 			args = append(args, argument(o.Name, o.Value))
-		case on(o):
+		case o.On():
 			args = append(args, "--"+o.Name)
 		}
 	}
 	return args
-}
-
-// find returns an option by name.
-func find(options []volume.Option, name string) (volume.Option, bool) {
-	i := slices.IndexFunc(options, func(o volume.Option) bool { return o.Name == name })
-	if i < 0 {
-		return volume.Option{}, false
-	}
-	return options[i], true
 }
 
 // environment returns the whole environment of a client. It has no path to programs or configuration, and no credentials: the

@@ -458,7 +458,7 @@ func (d Declaration) command(arguments map[string]string, in Invocation) Command
 	for _, o := range in.Options {
 		if d.Options[o.Name].Type != "flag" {
 			argv = append(argv, strings.ReplaceAll(arguments[o.Name], "${value}", o.Value))
-		} else if on(o) {
+		} else if o.On() {
 			argv = append(argv, arguments[o.Name])
 		}
 	}

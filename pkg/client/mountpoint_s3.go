@@ -143,13 +143,13 @@ func mountpointCommand(c Client, in Invocation) Command {
 	}
 	argv = append(argv, in.unlessGiven("maximum-throughput-gbps", strconv.Itoa(mountpointGbps))...)
 	argv = append(argv, in.unlessGiven("memory-target", strconv.FormatInt(mountpointTarget(in.MemoryLimit), 10))...)
-	if o, given := find(in.Options, "rename"); given && !on(o) {
+	if o, given := volume.FindOption(in.Options, "rename"); given && !o.On() {
 		argv = append(argv, "--no-rename")
 	}
 	own := slices.Concat(changing, []string{"rename"})
 	rest := slices.DeleteFunc(slices.Clone(in.Options), func(o volume.Option) bool { return slices.Contains(own, o.Name) })
 	// Mountpoint creates a directory in it and empties that when it starts.
-	if _, sized := find(rest, "max-cache-size"); sized {
+	if _, sized := volume.FindOption(rest, "max-cache-size"); sized {
 		argv = append(argv, argument("cache", in.CacheDir))
 	} else if in.Cache {
 		argv = append(argv, argument("cache", in.CacheDir), argument("max-cache-size", strconv.FormatUint(in.cacheSize()/uint64(mib), 10)))
@@ -167,10 +167,10 @@ func mountpointCommand(c Client, in Invocation) Command {
 // the client's own default, which is as long. A file that does not exist is looked up again after a second, because programs wait
 // for files to appear; that still saves the second lookup of a file that is created.
 func mountpointTTL(in Invocation) []string {
-	if _, given := find(in.Options, "metadata-ttl"); given {
+	if _, given := volume.FindOption(in.Options, "metadata-ttl"); given {
 		return nil
 	}
-	_, sized := find(in.Options, "max-cache-size")
+	_, sized := volume.FindOption(in.Options, "max-cache-size")
 	cached := in.Cache || sized
 	switch {
 	case in.Consistency == volume.ConsistencyCloseToOpen && cached:
@@ -203,8 +203,8 @@ func mountpointContradiction(consistency string, given map[string]string) (name 
 
 // changes reports whether a flag that allows changes of data is on for a writable mount.
 func changes(options []volume.Option, name string) bool {
-	if o, given := find(options, name); given {
-		return on(o)
+	if o, given := volume.FindOption(options, name); given {
+		return o.On()
 	}
 	return name != "incremental-upload"
 }

@@ -37,7 +37,7 @@ func ParseRole(arn string) (Role, error) {
 		return Role{}, errors.New("has an invalid partition")
 	case !made(r.Account, "-_."):
 		return Role{}, errors.New("has an invalid account")
-	case (r.Partition == "aws" || strings.HasPrefix(r.Partition, "aws-")) && r.Account != "" && !digits(r.Account, 12):
+	case (r.Partition == "aws" || strings.HasPrefix(r.Partition, "aws-")) && r.Account != "" && (len(r.Account) != 12 || strings.Trim(r.Account, "0123456789") != ""):
 		return Role{}, errors.New("has an account that is not 12 digits")
 	case !ok:
 		return Role{}, errors.New("is not a role's ARN: :role/ is missing")
@@ -67,13 +67,4 @@ func made(s, others string) bool {
 		}
 	}
 	return true
-}
-
-func digits(s string, n int) bool {
-	for _, c := range []byte(s) {
-		if c < '0' || c > '9' {
-			return false
-		}
-	}
-	return len(s) == n
 }

@@ -230,7 +230,7 @@ func (c *conversion) attributes(more []Option) (Attributes, error) {
 // addOptions adds options that were converted from other keys.
 func (a *Attributes) addOptions(more []Option, root string) error {
 	for _, o := range more {
-		if slices.ContainsFunc(a.MountOptions, func(other Option) bool { return other.Name == o.Name }) {
+		if _, twice := FindOption(a.MountOptions, o.Name); twice {
 			return fault.Field(root+keyMountOptions, "sets %s, which %s also sets; remove one of them", o.Name, legacyOptions)
 		}
 	}

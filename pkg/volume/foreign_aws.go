@@ -188,7 +188,7 @@ func (c *conversion) finishCache() {
 func (r *Reading) awsDefaults() {
 	r.Attributes.Client = "mountpoint-s3"
 	for _, name := range []string{"allow-delete", "allow-overwrite"} {
-		if !slices.ContainsFunc(r.Options, func(o Option) bool { return o.Name == name }) {
+		if _, given := FindOption(r.Options, name); !given {
 			r.Options = append(r.Options, Option{Name: name, Value: "false", HasValue: true})
 		}
 	}

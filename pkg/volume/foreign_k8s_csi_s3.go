@@ -208,11 +208,9 @@ func (c *conversion) option(name string, k legacyKey) {
 		c.refuse(k, "%s %w", k.name, err)
 		return
 	}
-	for _, other := range c.options {
-		if other.Name == name {
-			c.refuse(k, "%s is set twice", k.name)
-			return
-		}
+	if _, twice := FindOption(c.options, name); twice {
+		c.refuse(k, "%s is set twice", k.name)
+		return
 	}
 	c.options = append(c.options, o)
 }

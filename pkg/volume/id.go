@@ -81,15 +81,7 @@ func checkBackendName(name string) error {
 
 // isName reports whether s is [a-z0-9] with inner dashes.
 func isName(s string, limit int) bool {
-	if s == "" || len(s) > limit || s[0] == '-' || s[len(s)-1] == '-' {
-		return false
-	}
-	for i := range len(s) {
-		if !isLower(s[i]) && s[i] != '-' {
-			return false
-		}
-	}
-	return true
+	return s != "" && len(s) <= limit && s[0] != '-' && s[len(s)-1] != '-' && consistsOf(s, func(c byte) bool { return isLower(c) || c == '-' })
 }
 
 // NameSegment parses the last path element of the volume's prefix, "<segment>" or "<segment>@<generation>", which

@@ -96,10 +96,8 @@ func parseBucket(value, field string) (string, error) {
 func parseBase(value, _ string) (string, error) { return value, nil }
 
 func parseBucketNamePrefix(value, field string) (string, error) {
-	for i := range len(value) {
-		if !isLower(value[i]) && value[i] != '-' {
-			return "", fault.Field(field, `%q may contain only a-z, 0-9 and "-"`, value)
-		}
+	if !consistsOf(value, func(c byte) bool { return isLower(c) || c == '-' }) {
+		return "", fault.Field(field, `%q may contain only a-z, 0-9 and "-"`, value)
 	}
 	if strings.HasPrefix(value, "-") {
 		return "", fault.Field(field, "%q starts with a dash", value)
@@ -107,10 +105,8 @@ func parseBucketNamePrefix(value, field string) (string, error) {
 	if over := len(value) - maxBucketNamePrefix; over > 0 {
 		return "", fault.Field(field, "is too long by %d bytes, the maximum is %d", over, maxBucketNamePrefix)
 	}
-	for _, reserved := range []string{"xn--", "sthree-", "amzn-s3-demo-"} {
-		if strings.HasPrefix(value, reserved) {
-			return "", fault.Field(field, "%q starts with %q, which Amazon S3 reserves", value, reserved)
-		}
+	if err := notReserved(value); err != nil {
+		return "", fault.Field(field, "%q %w", value, err)
 	}
 	return value, nil
 }
