@@ -276,7 +276,8 @@ func (b *Buckets) Versioning(ctx context.Context, be Backend, keys credentials.K
 // Retention returns the bucket's object lock and default retention, which is cached like Validate's result. A service without the
 // operation and a bucket without the configuration have no lock.
 func (b *Buckets) Retention(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (Retention, error) {
-	return setting[Retention]{name: "object lock configuration", buckets: b, cache: b.locks, ask: func(ctx context.Context, client *s3.Client) (r Retention, err error) {
+	return setting[Retention]{name: "object lock configuration", buckets: b, cache: b.locks, ask: func(ctx context.Context, client *s3.Client) (r Retention,
+		err error) {
 		out, err := client.GetObjectLockConfiguration(ctx, &s3.GetObjectLockConfigurationInput{Bucket: &info.Name})
 		if IsNotFound(err) && !IsNoSuchBucket(err) {
 			return r, nil

@@ -147,7 +147,8 @@ func CheckTemplates(role string) error {
 			holds += "." // a service account is a DNS name
 		}
 		if strings.Trim(between, holds) == "" {
-			return errors.New("could be the same role for two pods; put a . after ${pod.namespace}, or a / or _ between the templates, so that namespace a-b with service account c differs from namespace a with b-c")
+			return errors.New("could be the same role for two pods; put a . after ${pod.namespace}, or a / or _ between the templates, so that namespace a-b with " +
+				"service account c differs from namespace a with b-c")
 		}
 	}
 	return nil

@@ -89,7 +89,8 @@ func (b *Buckets) askAccount(ctx context.Context, be Backend, keys credentials.K
 		err = Classify(err, "get the caller's account from STS of "+be.String())
 		unanswered := fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Timeout) || fault.Is(err, fault.Unknown)
 		if be.STS != nil && unanswered {
-			return account{}, fault.Errorf(fault.Unavailable, "%w; the bucket's owner cannot be checked without it, unless expectedBucketOwner is set on the backend", err)
+			return account{}, fault.Errorf(fault.Unavailable, "%w; the bucket's owner cannot be checked without it, unless expectedBucketOwner is set on the backend",
+				err)
 		}
 		if fault.Is(err, fault.Unauthenticated) {
 			return account{}, err // S3 would refuse the keys, too

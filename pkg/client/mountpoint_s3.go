@@ -53,7 +53,8 @@ func mountpointS3() Client {
 		return OptionType{Kind: Integer, Unit: "bytes", Min: least, Max: most, Default: "8388608", Meaning: meaning}
 	}
 	ttl := func(least int64, byDefault, meaning string) OptionType {
-		return OptionType{Kind: Integer, Unit: "seconds", Min: least, Max: mountpointMaxTTL, Words: []string{mountpointMinimal, "indefinite"}, Default: byDefault, Meaning: meaning}
+		return OptionType{Kind: Integer, Unit: "seconds", Min: least, Max: mountpointMaxTTL, Words: []string{mountpointMinimal, "indefinite"}, Default: byDefault,
+			Meaning: meaning}
 	}
 	flag := func(byDefault, meaning string) OptionType {
 		return OptionType{Kind: Flag, Default: byDefault, Meaning: meaning}
@@ -69,30 +70,44 @@ func mountpointS3() Client {
 		Requests:   parseRequests,
 		Unstored:   parseUnstored,
 		Options: map[string]OptionType{
-			"allow-delete":            flag("true, unless the volume is read-only", "Allow deleting files."),
-			"allow-overwrite":         flag("true, unless the volume is read-only", "Allow replacing existing files (opened with O_TRUNC and written from the start)."),
-			"rename":                  flag("true, unless deletes are not allowed or sse is set", "Allow renaming files. A rename copies the object in S3, verifies the copy and deletes the original. The program `mount-s3` lacks this option and renames only in directory buckets of an Availability Zone."),
-			"incremental-upload":      flag("false", "Upload data while a file is written, and allow appending to files. Only for directory buckets of an Availability Zone."),
-			"infer-content-type":      flag("false", "Set the Content-Type of new objects from their file names."),
-			"requester-pays":          flag("false", "Accept the charges for requests to, and data from, a Requester Pays bucket."),
-			"transfer-acceleration":   flag("false", "Use S3 Transfer Acceleration, which must be enabled on the bucket. AWS only."),
-			"dual-stack":              flag("false", "Use the dual-stack (IPv4 and IPv6) endpoints. AWS only."),
-			"debug":                   flag("false", "Log at debug level."),
-			"log-metrics":             flag("false", "Log Mountpoint's metrics every five seconds."),
-			"bucket-type":             {Kind: Enum, Words: []string{"general-purpose", "directory"}, Default: "derived from the bucket's name", Meaning: "Type of the bucket behind an access point, if its name does not show the type."},
-			"storage-class":           {Kind: Text, Pattern: storageClass, Form: "a name of capital letters, digits and _", Default: "the bucket's", Meaning: "Storage class of new objects."},
-			"sse":                     {Kind: Enum, Words: []string{"aws:kms", "aws:kms:dsse", "AES256"}, Default: "the bucket's", Meaning: "Server-side encryption of new objects."},
-			"sse-kms-key-id":          {Kind: Text, Pattern: kmsKey, Form: "the ARN of a KMS key (not of an alias)", Default: "the service's default key", Meaning: "KMS key of new objects; only with sse aws:kms or aws:kms:dsse."},
-			"upload-checksums":        {Kind: Enum, Words: []string{"crc32c", "crc64nvme", "off"}, Default: "crc32c", Meaning: "Checksum algorithm for uploads. Use off if the service does not support checksums."},
-			"metadata-ttl":            ttl(1, "minimal; 60 with a cache, `consistency: relaxed` or, without `consistency`, a read-only volume", "How long metadata of files and directories is cached."),
-			"negative-metadata-ttl":   ttl(0, "same as metadata-ttl; 1 where `consistency` or a read-only volume sets metadata-ttl to 60", "How long the absence of a file is cached."),
-			"max-cache-size":          {Kind: Integer, Unit: "MiB", Min: 1, Max: 16 << 20, Default: "no cache", Meaning: "Enable a cache of object data of this size in the mount's cache directory, and set metadata-ttl to 60. The volume parameters cache and cacheSize do this for any client."},
-			"max-threads":             {Kind: Integer, Unit: "threads", Min: 1, Max: 256, Default: "16", Meaning: "Number of file system requests served concurrently."},
-			"memory-target":           {Kind: Integer, Unit: "MiB", Min: mountpointLeast, Max: mountpointMost, Default: "derived from the memory limit (" + strconv.FormatInt(mountpointTarget(uint64(gib)), 10) + " for 1 GiB); " + strconv.Itoa(mountpointMemory) + " without one", Meaning: "Memory that Mountpoint tries not to exceed. It also limits the number of files open for writing (512: 47, 1024: 111)."},
-			"maximum-throughput-gbps": {Kind: Integer, Unit: "Gbit/s", Min: 1, Max: 10000, Default: strconv.Itoa(mountpointGbps), Meaning: "Expected bandwidth, which determines the number of connections."},
-			"part-size":               partSize(5*mib, 5*gib, "Part size for reads and writes. Cannot be combined with read-part-size or write-part-size."),
-			"read-part-size":          partSize(5*mib, 5*gib, "Part size for reads."),
-			"write-part-size":         partSize(5*mib, 5*gib, "Part size for writes. A file can have 10,000 parts."),
+			"allow-delete":    flag("true, unless the volume is read-only", "Allow deleting files."),
+			"allow-overwrite": flag("true, unless the volume is read-only", "Allow replacing existing files (opened with O_TRUNC and written from the start)."),
+			"rename": flag("true, unless deletes are not allowed or sse is set", "Allow renaming files. A rename copies the object in S3, verifies "+
+				"the copy and deletes the original. The program `mount-s3` lacks this option and renames only in directory buckets of an Availability Zone."),
+			"incremental-upload": flag("false", "Upload data while a file is written, and allow appending to files. Only for directory buckets of an Availability "+
+				"Zone."),
+			"infer-content-type":    flag("false", "Set the Content-Type of new objects from their file names."),
+			"requester-pays":        flag("false", "Accept the charges for requests to, and data from, a Requester Pays bucket."),
+			"transfer-acceleration": flag("false", "Use S3 Transfer Acceleration, which must be enabled on the bucket. AWS only."),
+			"dual-stack":            flag("false", "Use the dual-stack (IPv4 and IPv6) endpoints. AWS only."),
+			"debug":                 flag("false", "Log at debug level."),
+			"log-metrics":           flag("false", "Log Mountpoint's metrics every five seconds."),
+			"bucket-type": {Kind: Enum, Words: []string{"general-purpose", "directory"}, Default: "derived from the bucket's name",
+				Meaning: "Type of the bucket behind an access point, if its name does not show the type."},
+			"storage-class": {Kind: Text, Pattern: storageClass, Form: "a name of capital letters, digits and _", Default: "the bucket's",
+				Meaning: "Storage class of new objects."},
+			"sse": {Kind: Enum, Words: []string{"aws:kms", "aws:kms:dsse", "AES256"}, Default: "the bucket's",
+				Meaning: "Server-side encryption of new objects."},
+			"sse-kms-key-id": {Kind: Text, Pattern: kmsKey, Form: "the ARN of a KMS key (not of an alias)", Default: "the service's default key",
+				Meaning: "KMS key of new objects; only with sse aws:kms or aws:kms:dsse."},
+			"upload-checksums": {Kind: Enum, Words: []string{"crc32c", "crc64nvme", "off"}, Default: "crc32c",
+				Meaning: "Checksum algorithm for uploads. Use off if the service does not support checksums."},
+			"metadata-ttl": ttl(1, "minimal; 60 with a cache, `consistency: relaxed` or, without `consistency`, a read-only volume",
+				"How long metadata of files and directories is cached."),
+			"negative-metadata-ttl": ttl(0, "same as metadata-ttl; 1 where `consistency` or a read-only volume sets metadata-ttl to 60",
+				"How long the absence of a file is cached."),
+			"max-cache-size": {Kind: Integer, Unit: "MiB", Min: 1, Max: 16 << 20, Default: "no cache",
+				Meaning: "Enable a cache of object data of this size in the mount's cache directory, and set metadata-ttl to 60. The volume parameters cache and " +
+					"cacheSize do this for any client."},
+			"max-threads": {Kind: Integer, Unit: "threads", Min: 1, Max: 256, Default: "16", Meaning: "Number of file system requests served concurrently."},
+			"memory-target": {Kind: Integer, Unit: "MiB", Min: mountpointLeast, Max: mountpointMost,
+				Default: fmt.Sprintf("derived from the memory limit (%d for 1 GiB); %d without one", mountpointTarget(uint64(gib)), mountpointMemory),
+				Meaning: "Memory that Mountpoint tries not to exceed. It also limits the number of files open for writing (512: 47, 1024: 111)."},
+			"maximum-throughput-gbps": {Kind: Integer, Unit: "Gbit/s", Min: 1, Max: 10000, Default: strconv.Itoa(mountpointGbps),
+				Meaning: "Expected bandwidth, which determines the number of connections."},
+			"part-size":       partSize(5*mib, 5*gib, "Part size for reads and writes. Cannot be combined with read-part-size or write-part-size."),
+			"read-part-size":  partSize(5*mib, 5*gib, "Part size for reads."),
+			"write-part-size": partSize(5*mib, 5*gib, "Part size for writes. A file can have 10,000 parts."),
 		},
 		Refused:       reserved(),
 		rules:         mountpointRules,
@@ -282,7 +297,8 @@ func mountpointFits(limit uint64, given map[string]string) (problem string) {
 		return ""
 	}
 	if name, parts, free := mountpointParts(given, fits); parts > free {
-		return fmt.Sprintf("is too low for the mount option %s: it allows a memory-target of %d MiB, which leaves %d MiB, but one part to read and one to write need %d MiB",
+		return fmt.Sprintf("is too low for the mount option %s: it allows a memory-target of %d MiB, which leaves %d MiB, but one part to read and one to write "+
+			"need %d MiB",
 			name, fits, free/mib, parts/mib)
 	}
 	return ""

@@ -37,7 +37,8 @@ func ParseRole(arn string) (Role, error) {
 		return Role{}, errors.New("has an invalid partition")
 	case !made(r.Account, "-_."):
 		return Role{}, errors.New("has an invalid account")
-	case (r.Partition == "aws" || strings.HasPrefix(r.Partition, "aws-")) && r.Account != "" && (len(r.Account) != 12 || strings.Trim(r.Account, "0123456789") != ""):
+	case (r.Partition == "aws" || strings.HasPrefix(r.Partition, "aws-")) && r.Account != "" &&
+		(len(r.Account) != 12 || strings.Trim(r.Account, "0123456789") != ""):
 		return Role{}, errors.New("has an account that is not 12 digits")
 	case !ok:
 		return Role{}, errors.New("is not a role's ARN: :role/ is missing")

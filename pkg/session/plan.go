@@ -79,7 +79,8 @@ func (p *Planner) Plan(ctx context.Context, r Request) (credentials.Order, error
 
 func (p *Planner) plan(ctx context.Context, r Request) (credentials.Order, error) {
 	if r.Ephemeral && r.Source == credentials.SourceDriver {
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "inline volumes cannot use the driver's own credentials; set credentials: workload, or give the volume a secret with nodePublishSecretRef")
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "inline volumes cannot use the driver's own credentials; set credentials: workload, or give "+
+			"the volume a secret with nodePublishSecretRef")
 	}
 	scope, err := r.Backend.ScopeOf(r.Scope)
 	if err != nil {
@@ -168,7 +169,8 @@ type plan struct {
 func (l *plan) driver(ctx context.Context) (credentials.Order, error) {
 	// If the driver's own credentials come from a web identity token, use that token with the policy: assuming the role with
 	// its own session would need a role that trusts itself. The order has the token, because only the driver can read its file.
-	if own, tokenFile := l.planner.webIdentity(); tokenFile != "" && l.scope != volume.ScopeOff && (l.role == "" || l.role == own) && l.request.Backend.Makes(credentials.WebIdentity) {
+	if own, tokenFile := l.planner.webIdentity(); tokenFile != "" && l.scope != volume.ScopeOff && (l.role == "" || l.role == own) &&
+		l.request.Backend.Makes(credentials.WebIdentity) {
 		token, err := l.planner.readToken(tokenFile)
 		if err != nil {
 			return credentials.Order{}, fault.Errorf(fault.Unauthenticated, "read the driver's own web identity token (AWS_WEB_IDENTITY_TOKEN_FILE): %w", err)
@@ -213,7 +215,8 @@ func (l *plan) narrow(keys credentials.Keys) (credentials.Order, error) {
 	case l.role != "" && b.Makes(credentials.AssumeRole):
 		o.Kind = credentials.AssumeRole
 	case l.role != "":
-		return o, fault.Errorf(fault.Precondition, "role %s cannot be assumed, because %s does not support sessions of kind %s; %s, or remove roleARN from the volume and the secret", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
+		return o, fault.Errorf(fault.Precondition, "role %s cannot be assumed, because %s does not support sessions of kind %s; %s, or remove roleARN from the "+
+			"volume and the secret", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
 	case l.scope == volume.ScopeOff:
 		o.Kind = credentials.AsIs
 	case static && b.Makes(credentials.FederationToken):
@@ -234,11 +237,13 @@ func (l *plan) noSessionError(static bool) error {
 	why := "scope: required needs a session, and none can be made: "
 	switch {
 	case !b.AWS() && b.STS == nil:
-		why += "the backend declares no token service; if the service has one that enforces session policies, set sts in the driver's config file (sts: {roleOptional: true} for MinIO)"
+		why += "the backend declares no token service; if the service has one that enforces session policies, set sts in the driver's config file (sts: " +
+			"{roleOptional: true} for MinIO)"
 	case static && !b.Makes(credentials.AssumeRole):
 		why += "the backend's sts.kinds has neither assumeRole nor federationToken"
 	case static:
-		why += "set roleARN in the volume or the secret, or add federationToken to the backend's sts.kinds (roleOptional: true if AssumeRole needs no role, as on MinIO)"
+		why += "set roleARN in the volume or the secret, or add federationToken to the backend's sts.kinds (roleOptional: true if AssumeRole needs no role, as on " +
+			"MinIO)"
 	case b.AWS():
 		why += "session keys can only be narrowed by assuming a role; set roleARN in the volume or the secret to a role that trusts theirs"
 	default:
@@ -266,20 +271,26 @@ func (l *plan) workload() (credentials.Order, error) {
 	case toSTS:
 		return credentials.Order{Kind: credentials.WebIdentity, Token: sts.Value}, nil
 	case hasAgent && l.role == "" && l.scope != volume.ScopeOff:
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "%s: a session of EKS Pod Identity can only be narrowed by assuming a role; set roleARN in the volume or workloadRoleARN on the backend to a role "+
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "%s: a session of EKS Pod Identity can only be narrowed by assuming a role; set roleARN in the "+
+			"volume or workloadRoleARN on the backend to a role "+
 			"that trusts the association's role (%s), or set scope: off", b, unreadAnnotation)
 	case hasAgent && l.role != "" && !b.Makes(credentials.AssumeRole):
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "role %s cannot be assumed with the session of EKS Pod Identity, because %s does not support sessions of kind %s; %s", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "role %s cannot be assumed with the session of EKS Pod Identity, because %s does not support "+
+			"sessions of kind %s; %s", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
 	case hasAgent:
 		return credentials.Order{Kind: credentials.PodIdentity, Token: agent.Value, AgentURI: b.AgentURI()}, nil
 	case !b.Makes(credentials.WebIdentity):
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but %s does not support the exchange of tokens; %s", b, declare(b, credentials.WebIdentity))
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but %s does not support the exchange of tokens; %s", b,
+			declare(b, credentials.WebIdentity))
 	case b.Audience() == "":
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but %s has no audience; set sts.audience in the driver's config file and the same audience in tokenRequests of the CSIDriver object", b)
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but %s has no audience; set sts.audience in the "+
+			"driver's config file and the same audience in tokenRequests of the CSIDriver object", b)
 	case !hasSTS:
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but the request has no token of audience %s for %s (it has %s); add the audience to tokenRequests of the CSIDriver object", b.Audience(), b, l.request.Tokens)
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but the request has no token of audience %s for %s (it "+
+			"has %s); add the audience to tokenRequests of the CSIDriver object", b.Audience(), b, l.request.Tokens)
 	}
-	return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but there is no role for %s; set roleARN in the volume (in an existing PersistentVolume, mountOptions: [role-arn=<ARN>]) or workloadRoleARN on the backend in the driver's config file (%s)", b, unreadAnnotation)
+	return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but there is no role for %s; set roleARN in the volume "+
+		"(in an existing PersistentVolume, mountOptions: [role-arn=<ARN>]) or workloadRoleARN on the backend in the driver's config file (%s)", b, unreadAnnotation)
 }
 
 // unreadAnnotation is for users of drivers that read the annotation.
@@ -330,7 +341,8 @@ func (l *plan) checkDuration(o credentials.Order) error {
 		longest, why = chained, "because of role chaining"
 	}
 	if d < 15*time.Minute || d > longest {
-		return fault.Errorf(fault.Precondition, "sessionDuration %s is not within AWS's limits for this session, 15m to %s %s; change sessionDuration of the volume", d, short(longest), why)
+		return fault.Errorf(fault.Precondition, "sessionDuration %s is not within AWS's limits for this session, 15m to %s %s; change sessionDuration of the volume",
+			d, short(longest), why)
 	}
 	return nil
 }

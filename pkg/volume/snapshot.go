@@ -172,7 +172,8 @@ func SnapshotParameterDocs() []Doc[SnapshotParameters] {
 		{keyBucketName, ScopeClass, "the source's bucket; required if the source has its own bucket",
 			"The bucket in which snapshots are stored. On the source's backend; the driver's credentials must reach both.", false,
 			of(func(p *SnapshotParameters) *string { return &p.BucketName }, parseBucket, nil)},
-		{keyConsistency, ScopeClass, "`object`", "[`object`](snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some time " +
+		{keyConsistency, ScopeClass, "`object`", "[`object`](snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some " +
+			"time " +
 			"between the start and the end of the copy. [`time`](snapshots.md#a-snapshot-of-one-time): all objects are as they were at one time; the bucket must " +
 			"have versioning.", false,
 			oneOf(func(p *SnapshotParameters) *string { return &p.Consistency }, SnapshotObject, SnapshotTime)},

@@ -98,7 +98,8 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 			return credentials.Order{}, fmt.Errorf("credentials (%s): %w", spec.Source, err)
 		}
 		if cl.StaticKeys && order.Kind != credentials.AsIs {
-			return credentials.Order{}, staticError(cl, "the volume's credentials are sessions (%s), which expire; set scope: off, and no roleARN in the volume and its secret", order.Kind)
+			return credentials.Order{}, staticError(cl, "the volume's credentials are sessions (%s), which expire; set scope: off, and no roleARN in the volume and "+
+				"its secret", order.Kind)
 		}
 		return order, nil
 	}}
@@ -356,11 +357,14 @@ func sessionError(m state.Mount, status helper.Status) error {
 	case s.Over && cause == nil && s.OrderDigest != "":
 		return fault.Errorf(fault.Unavailable, "the session of mount %s (volume %s) expired at %s; it is being renewed", m.Name, m.VolumeID, Time(s.Expires))
 	case s.Over && cause == nil:
-		return fault.Errorf(fault.Unauthenticated, "the session of mount %s (volume %s) expired at %s, and its helper has no credentials to renew it: %s", m.Name, m.VolumeID, Time(s.Expires), Remedy(m))
+		return fault.Errorf(fault.Unauthenticated, "the session of mount %s (volume %s) expired at %s, and its helper has no credentials to renew it: %s", m.Name,
+			m.VolumeID, Time(s.Expires), Remedy(m))
 	case s.Over:
-		return fault.Errorf(kind, "the session of mount %s (volume %s) expired at %s and could not be renewed since %s: %w; %s", m.Name, m.VolumeID, Time(s.Expires), Time(s.FailedSince), cause, Remedy(m))
+		return fault.Errorf(kind, "the session of mount %s (volume %s) expired at %s and could not be renewed since %s: %w; %s", m.Name, m.VolumeID, Time(s.Expires),
+			Time(s.FailedSince), cause, Remedy(m))
 	case kind.Permanent():
-		return fault.Errorf(kind, "the session of mount %s (volume %s) expires at %s and its renewal is refused since %s: %w; %s", m.Name, m.VolumeID, Time(s.Expires), Time(s.FailedSince), cause, Remedy(m))
+		return fault.Errorf(kind, "the session of mount %s (volume %s) expires at %s and its renewal is refused since %s: %w; %s", m.Name, m.VolumeID,
+			Time(s.Expires), Time(s.FailedSince), cause, Remedy(m))
 	}
 	return nil
 }
@@ -380,7 +384,8 @@ func Remedy(m state.Mount) string {
 	case credentials.SourceSecret:
 		return "correct the keys in the volume's secret, or the permissions of their owner; each republish supplies the secret again, and " + retry
 	case credentials.SourceWorkload:
-		return "check that the role trusts service account " + m.Spec.Identity + " and that kubelet republishes the volume (requiresRepublish: true), which supplies new tokens; " + retry
+		return "check that the role trusts service account " + m.Spec.Identity + " and that kubelet republishes the volume (requiresRepublish: true), which " +
+			"supplies new tokens; " + retry
 	}
 	return "correct the driver's own credentials, or the role's trust policy; " + retry
 }
