@@ -39,10 +39,8 @@ const (
 )
 
 var (
-	backendName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
 	// A region becomes part of signatures and, on AWS, of a host name.
 	regionName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_-]{0,62}[A-Za-z0-9])?$`)
-	accountID  = regexp.MustCompile(`^[0-9]{12}$`)
 	kmsKeyID   = regexp.MustCompile(`^[\x21-\x7e]{1,1000}$`)
 )
 
@@ -212,7 +210,7 @@ func parseFile(data []byte) (top fileConfig, err error) {
 func (f fileConfig) fileBackends() (map[string]fileBackend, error) {
 	files := map[string]fileBackend{}
 	for name, settings := range f.Backends {
-		if !backendName.MatchString(name) {
+		if !volume.IsName(name, 32) {
 			return nil, fault.Field("backends."+Clip(name, 64), "is not a backend name: at most 32 of a-z, 0-9 and -, not - at the start or end")
 		}
 		var b fileBackend
@@ -311,7 +309,7 @@ func (b Backend) checkBucketNames(place string) error {
 }
 
 func (b Backend) checkBuckets(place func(key string) string) error {
-	if b.ExpectedBucketOwner != "" && !accountID.MatchString(b.ExpectedBucketOwner) {
+	if b.ExpectedBucketOwner != "" && !credentials.IsAccount(b.ExpectedBucketOwner) {
 		return fault.Field(place("expectedBucketOwner"), "must be an account id of 12 digits")
 	}
 	for i, bucket := range b.VolumeBuckets {

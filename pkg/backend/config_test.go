@@ -13,6 +13,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 func TestConfigGivesWhatTheFileSays(t *testing.T) {
@@ -246,7 +247,7 @@ func FuzzParseConfig(f *testing.F) {
 			t.Fatal("there is no default backend")
 		}
 		for _, b := range cfg.Backends() {
-			if !backendName.MatchString(b.Name) || (b.Region != "" && !regionName.MatchString(b.Region)) || (b.CAFile != "" && b.CAFile[0] != '/') {
+			if !volume.IsName(b.Name, 32) || (b.Region != "" && !regionName.MatchString(b.Region)) || (b.CAFile != "" && b.CAFile[0] != '/') {
 				t.Fatalf("an unchecked value: %+v", b)
 			}
 			// The canonical form is stable and can be given again.

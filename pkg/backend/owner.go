@@ -79,7 +79,7 @@ func (b *Buckets) askAccount(ctx context.Context, be Backend, keys credentials.K
 	asking, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	out, err := client.GetCallerIdentity(asking, &sts.GetCallerIdentityInput{})
-	if err == nil && accountID.MatchString(aws.ToString(out.Account)) {
+	if err == nil && credentials.IsAccount(aws.ToString(out.Account)) {
 		return account{*out.Account}, nil
 	}
 	if err != nil {

@@ -195,13 +195,11 @@ func All() []Client {
 
 // CheckName checks that a text can be the name of a client, declared or not. The error is Invalid.
 func CheckName(name string) error {
-	if !clientName.MatchString(name) {
+	if !volume.IsName(name, 32) {
 		return fault.Errorf(fault.Invalid, "%s is not a client's name: at most 32 of a-z, 0-9 and -, not - at the start or end", quote(name))
 	}
 	return nil
 }
-
-const clientName volume.Pattern = `^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`
 
 // Set are the clients of a configuration: those that the driver knows, and declared ones. The zero Set has those that the driver knows.
 type Set struct{ clients []Client }

@@ -99,7 +99,6 @@ const (
 const (
 	programName  volume.Pattern = `^[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}$`
 	digest       volume.Pattern = `^[0-9a-f]{64}$`
-	optionName   volume.Pattern = `^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$`
 	variableName volume.Pattern = `^[A-Z_][A-Z0-9_]{0,63}$`
 	printable    volume.Pattern = `^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$`
 )
@@ -190,7 +189,7 @@ func (d Declaration) Client(name, place string) (Client, error) {
 	arguments := map[string]string{}
 	for _, option := range slices.Sorted(maps.Keys(d.Options)) {
 		o := d.Options[option]
-		if !optionName.MatchString(option) {
+		if !volume.IsName(option, 64) {
 			return Client{}, fault.Field(at("options."+clip(option)), "is not an option's name: at most 64 of a-z, 0-9 and -, not - at the start or end, "+
 				"without the dashes before it")
 		}

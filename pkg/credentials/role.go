@@ -38,7 +38,7 @@ func ParseRole(arn string) (Role, error) {
 	case !made(r.Account, "-_."):
 		return Role{}, errors.New("has an invalid account")
 	case (r.Partition == "aws" || strings.HasPrefix(r.Partition, "aws-")) && r.Account != "" &&
-		(len(r.Account) != 12 || strings.Trim(r.Account, "0123456789") != ""):
+		!IsAccount(r.Account):
 		return Role{}, errors.New("has an account that is not 12 digits")
 	case !ok:
 		return Role{}, errors.New("is not a role's ARN: :role/ is missing")
@@ -69,3 +69,6 @@ func made(s, others string) bool {
 	}
 	return true
 }
+
+// IsAccount reports whether s is the id of an AWS account.
+func IsAccount(s string) bool { return len(s) == 12 && strings.Trim(s, "0123456789") == "" }

@@ -6,6 +6,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"slices"
@@ -74,34 +75,34 @@ const chained = time.Hour
 // change. Unauthenticated: there are no credentials to make a session from.
 func (p *Planner) Plan(ctx context.Context, r Request) (credentials.Order, error) {
 	o, err := p.plan(ctx, r)
-	return o, fault.SeeElse(credentials.Page, err)
+	if err != nil {
+		return credentials.Order{}, fault.SeeElse(credentials.Page, err)
+	}
+	return o, nil
 }
 
-func (p *Planner) plan(ctx context.Context, r Request) (credentials.Order, error) {
+func (p *Planner) plan(ctx context.Context, r Request) (o credentials.Order, err error) {
 	if r.Ephemeral && r.Source == credentials.SourceDriver {
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "inline volumes cannot use the driver's own credentials; set credentials: workload, or give "+
+		return o, fault.Errorf(fault.Precondition, "inline volumes cannot use the driver's own credentials; set credentials: workload, or give "+
 			"the volume a secret with nodePublishSecretRef")
 	}
-	scope, err := r.Backend.ScopeOf(r.Scope)
-	if err != nil {
-		return credentials.Order{}, err
+	l := &plan{request: r, planner: p}
+	if l.scope, err = r.Backend.ScopeOf(r.Scope); err != nil {
+		return o, err
 	}
-	role, err := Role(r)
-	if err != nil {
-		return credentials.Order{}, err
+	if l.role, err = Role(r); err != nil {
+		return o, err
 	}
 	if !r.Allowed {
-		if err := r.Backend.Allows(backend.Use{Namespace: r.Pod.Namespace, Bucket: r.Bucket, RoleARN: role, Source: r.Source}); err != nil {
-			return credentials.Order{}, err
+		if err := r.Backend.Allows(backend.Use{Namespace: r.Pod.Namespace, Bucket: r.Bucket, RoleARN: l.role, Source: r.Source}); err != nil {
+			return o, err
 		}
 	}
-	l := &plan{request: r, planner: p, scope: scope, role: role}
-	if scope == volume.ScopeAuto && r.Policy != nil && cannotScope(r.Backend, r.Bucket) {
+	if l.scope == volume.ScopeAuto && r.Policy != nil && cannotScope(r.Backend, r.Bucket) {
 		if _, err := r.Policy(true, r.Backend.Partition()); err != nil {
 			l.scope = volume.ScopeOff
 		}
 	}
-	var o credentials.Order
 	switch r.Source {
 	case credentials.SourceWorkload:
 		o, err = l.workload()
@@ -112,16 +113,10 @@ func (p *Planner) plan(ctx context.Context, r Request) (credentials.Order, error
 	default:
 		err = fault.Errorf(fault.Invalid, "unknown credential source %q", r.Source)
 	}
-	if err != nil {
-		return credentials.Order{}, err
+	if err != nil || o.Kind == credentials.AsIs {
+		return o, err
 	}
-	if o.Kind == credentials.AsIs {
-		return o, nil
-	}
-	if o, err = l.complete(ctx, o); err != nil {
-		return credentials.Order{}, err
-	}
-	return o, nil
+	return l.complete(ctx, o)
 }
 
 // cannotScope reports whether policies on AWS cannot name prefixes of the bucket, which its name shows.
@@ -190,13 +185,8 @@ func (l *plan) driver(ctx context.Context) (credentials.Order, error) {
 // webIdentity returns the role and the token file of the driver's process, if the SDK uses them: keys in the environment take
 // precedence.
 func (p *Planner) webIdentity() (role, file string) {
-	id, secret := p.env("AWS_ACCESS_KEY_ID"), p.env("AWS_SECRET_ACCESS_KEY")
-	if id == "" {
-		id = p.env("AWS_ACCESS_KEY")
-	}
-	if secret == "" {
-		secret = p.env("AWS_SECRET_KEY")
-	}
+	id := cmp.Or(p.env("AWS_ACCESS_KEY_ID"), p.env("AWS_ACCESS_KEY"))
+	secret := cmp.Or(p.env("AWS_SECRET_ACCESS_KEY"), p.env("AWS_SECRET_KEY"))
 	role, file = p.env("AWS_ROLE_ARN"), p.env("AWS_WEB_IDENTITY_TOKEN_FILE")
 	if id != "" && secret != "" || role == "" || file == "" {
 		return "", ""

@@ -149,7 +149,7 @@ func (a *stsCall) retryable(err error) aws.Ternary {
 // accountOf returns the account in arn:<partition>:sts::<account>:…, or "".
 func accountOf(arn string) string {
 	p := strings.SplitN(arn, ":", 6)
-	if len(p) != 6 || p[0] != "arn" || p[2] != "sts" || len(p[4]) != 12 || strings.Trim(p[4], "0123456789") != "" {
+	if len(p) != 6 || p[0] != "arn" || p[2] != "sts" || !credentials.IsAccount(p[4]) {
 		return ""
 	}
 	return p[4]

@@ -106,7 +106,7 @@ func (a Attributes) context() map[string]string {
 }
 
 func parseClient(value, field string) (string, error) {
-	if !isName(value, 32) {
+	if !IsName(value, 32) {
 		return "", fault.Field(field, "%q is not a client name such as mountpoint-s3", value)
 	}
 	return value, nil
@@ -204,7 +204,7 @@ func parseNumber[T int64 | uint64](least, most uint64) func(value, field string)
 }
 
 func parseAccount(value, field string) (string, error) {
-	if len(value) != 12 || strings.Trim(value, "0123456789") != "" {
+	if !credentials.IsAccount(value) {
 		return "", fault.Field(field, "%q is not an AWS account id of 12 digits", value)
 	}
 	return value, nil

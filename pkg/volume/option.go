@@ -154,7 +154,7 @@ func checkOptionText(flag string) error {
 // checkOptionName refuses what is not [a-z][a-z0-9-]* without a dash at the end.
 func checkOptionName(s string) error {
 	switch {
-	case isName(s, 64) && 'a' <= s[0] && s[0] <= 'z':
+	case IsName(s, 64) && 'a' <= s[0] && s[0] <= 'z':
 		return nil
 	case strings.Contains(s, ","):
 		return errors.New("contains a comma; list each option separately")

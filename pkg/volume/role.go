@@ -35,7 +35,7 @@ func (r Role) Check() error {
 		return fmt.Errorf("has %d bytes, the maximum is %d", len(r), maxRole)
 	}
 	parts := strings.SplitN(string(r), ":", 6)
-	valid := len(parts) == 6 && parts[0] == "arn" && isName(parts[1], 32) && parts[2] == "iam" && parts[3] == "" && (parts[4] == "" || isSegment(parts[4], 64))
+	valid := len(parts) == 6 && parts[0] == "arn" && IsName(parts[1], 32) && parts[2] == "iam" && parts[3] == "" && (parts[4] == "" || isSegment(parts[4], 64))
 	name, ok := strings.CutPrefix(parts[len(parts)-1], "role/")
 	if !valid || !ok || name == "" || strings.HasPrefix(name, "/") || strings.HasSuffix(name, "/") || strings.Contains(name, "//") {
 		return errors.New("is not a role's ARN such as arn:aws:iam::111122223333:role/name")

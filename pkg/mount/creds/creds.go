@@ -81,11 +81,7 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 	}
 	clientName = cmp.Or(clientName, be.DefaultClient, p.clients.Default)
 	g := &Grant{client: clientName, plan: func(ctx context.Context, clientName string) (credentials.Order, error) {
-		cl, err := p.clients.Of(clientName)
-		if err != nil {
-			return credentials.Order{}, err
-		}
-		q, err := p.request(spec, cl)
+		q, cl, err := p.request(spec, clientName)
 		if err != nil {
 			return credentials.Order{}, err
 		}
@@ -93,9 +89,9 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 		if err := checkStatic(cl, q); err != nil {
 			return credentials.Order{}, err
 		}
-		order, err := p.sessions.Plan(ctx, q)
+		order, err := p.order(ctx, q)
 		if err != nil {
-			return credentials.Order{}, fmt.Errorf("credentials (%s): %w", spec.Source, err)
+			return credentials.Order{}, err
 		}
 		if cl.StaticKeys && order.Kind != credentials.AsIs {
 			return credentials.Order{}, staticError(cl, "the volume's credentials are sessions (%s), which expire; set scope: off, and no roleARN in the volume and "+
@@ -115,11 +111,7 @@ func (p *Provider) UsageKeys(ctx context.Context, r mount.Request, spec mount.Sp
 	if err != nil {
 		return credentials.Keys{}, err
 	}
-	cl, err := p.clients.Of(cmp.Or(spec.Client, be.DefaultClient))
-	if err != nil {
-		return credentials.Keys{}, err
-	}
-	q, err := p.request(spec, cl)
+	q, _, err := p.request(spec, cmp.Or(spec.Client, be.DefaultClient))
 	if err != nil {
 		return credentials.Keys{}, err
 	}
@@ -127,11 +119,19 @@ func (p *Provider) UsageKeys(ctx context.Context, r mount.Request, spec mount.Sp
 	q.Policy = func(aws bool, partition string) (string, error) {
 		return policy.Scope{Partition: partition, Bucket: spec.Bucket, Prefix: spec.Prefix, KMS: aws, AWS: aws}.Usage(record.Key, record.Tags)
 	}
-	order, err := p.sessions.Plan(ctx, q)
+	order, err := p.order(ctx, q)
 	if err != nil {
-		return credentials.Keys{}, fmt.Errorf("credentials (%s): %w", spec.Source, err)
+		return credentials.Keys{}, err
 	}
 	return p.sessions.Make(ctx, order)
+}
+
+func (p *Provider) order(ctx context.Context, q session.Request) (credentials.Order, error) {
+	order, err := p.sessions.Plan(ctx, q)
+	if err != nil {
+		return credentials.Order{}, fmt.Errorf("credentials (%s): %w", q.Source, err)
+	}
+	return order, nil
 }
 
 // fillFrom sets what a session request takes from a publication.
@@ -140,15 +140,18 @@ func fillFrom(q *session.Request, r mount.Request) {
 	q.Pod = session.Pod{Namespace: r.PodNamespace, ServiceAccount: r.ServiceAccount}
 }
 
-// request returns the session request of a spec's mount with that client.
-func (p *Provider) request(spec mount.Spec, cl client.Client) (session.Request, error) {
+// request returns the session request of a spec's mount with the client of that name.
+func (p *Provider) request(spec mount.Spec, name string) (q session.Request, cl client.Client, err error) {
 	be, err := p.backends.Backend(spec.Backend)
 	if err != nil {
-		return session.Request{}, err
+		return q, cl, err
+	}
+	if cl, err = p.clients.Of(name); err != nil {
+		return q, cl, err
 	}
 	options, err := spec.ParseOptions()
 	if err != nil {
-		return session.Request{}, err
+		return q, cl, err
 	}
 	return session.Request{
 		Backend: be, Source: spec.Source, RoleARN: spec.RoleARN, Scope: spec.Scope, Duration: spec.SessionDuration, Bucket: spec.Bucket,
@@ -159,7 +162,7 @@ func (p *Provider) request(spec mount.Spec, cl client.Client) (session.Request, 
 			}.Session()
 		},
 		Name: spec.Key()[:sessionNameLen],
-	}, nil
+	}, cl, nil
 }
 
 // Keys returns the keys of a grant, and makes them if necessary; an empty grant has none.
@@ -221,16 +224,20 @@ func (p *Provider) Deliver(ctx context.Context, m state.Mount, g *Grant) (helper
 	return p.deliverTo(ctx, m, g, nil)
 }
 
+// deliverTo is Deliver. known is the helper's status of a moment ago; nil: the helper is asked.
 func (p *Provider) deliverTo(ctx context.Context, m state.Mount, g *Grant, known *helper.Status) (helper.Status, error) {
 	status, err := p.deliver(ctx, m, g, known)
 	if err != nil {
-		return helper.Status{}, fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", m.Name, m.VolumeID, err)
+		return helper.Status{}, refreshError(m, err)
 	}
 	return status, nil
 }
 
-// Apply delivers a grant to a running mount and returns an error if its session has failed. known is the helper's status of a moment ago;
-// nil: the helper is asked.
+func refreshError(m state.Mount, err error) error {
+	return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", m.Name, m.VolumeID, err)
+}
+
+// Apply is deliverTo, and returns an error if the mount's session has failed.
 func (p *Provider) Apply(ctx context.Context, m state.Mount, g *Grant, known *helper.Status) error {
 	status, err := p.deliverTo(ctx, m, g, known)
 	if err != nil {
@@ -239,7 +246,6 @@ func (p *Provider) Apply(ctx context.Context, m state.Mount, g *Grant, known *he
 	return SessionError(m, status)
 }
 
-// deliver is Deliver. known is the helper's status of a moment ago; nil: the helper is asked.
 func (p *Provider) deliver(ctx context.Context, m state.Mount, g *Grant, known *helper.Status) (status helper.Status, err error) {
 	if err := g.Fit(ctx, m.Client); err != nil {
 		return helper.Status{}, err
@@ -323,7 +329,7 @@ func (p *Provider) settle(ctx context.Context, peer *helper.Peer, status helper.
 func (p *Provider) Refresh(ctx context.Context, m state.Mount, known *helper.Status) error {
 	g, err := p.PlanOwn(ctx, m)
 	if err != nil {
-		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", m.Name, m.VolumeID, err)
+		return refreshError(m, err)
 	}
 	if g.IsEmpty() {
 		return nil
