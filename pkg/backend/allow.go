@@ -3,6 +3,7 @@ package backend
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -101,23 +102,7 @@ func MatchesAny(patterns []string, value string) bool {
 
 // matches reports whether the pattern, in which * stands for any text, matches the whole value.
 func matches(pattern, value string) bool {
-	parts := strings.Split(pattern, "*")
-	first, last := parts[0], parts[len(parts)-1]
-	if len(parts) == 1 {
-		return pattern == value
-	}
-	if len(value) < len(first)+len(last) || !strings.HasPrefix(value, first) || !strings.HasSuffix(value, last) {
-		return false
-	}
-	value = value[len(first) : len(value)-len(last)]
-	for _, part := range parts[1 : len(parts)-1] {
-		_, rest, found := strings.Cut(value, part)
-		if !found {
-			return false
-		}
-		value = rest
-	}
-	return true
+	return regexp.MustCompile("(?s)^" + strings.ReplaceAll(regexp.QuoteMeta(pattern), `\*`, ".*") + "$").MatchString(value)
 }
 
 // newAllow checks the file's rules. No rules are nil.
