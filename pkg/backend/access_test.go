@@ -33,7 +33,8 @@ func TestCheckAccessTriesWhatAClientWillDo(t *testing.T) {
 					refuse(w, r, c.list, c.code)
 				}
 			}, "")
-			_, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b", Region: "eu-west-1"}})
+			_, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b",
+				Region: "eu-west-1"}})
 			if fault.KindOf(err) != c.kind || (err == nil) != (c.kind == fault.Unknown) {
 				t.Errorf("kind %v: %v", fault.KindOf(err), err)
 			}
@@ -116,7 +117,8 @@ func TestCheckAccessAsksBothAtOnceWhereTheRegionIsNoGuess(t *testing.T) {
 				t.Fatal(err)
 			}
 			clients, be := newTestClients(t, cfg, "fake", withTransport(f))
-			if _, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b", Region: c.given}}); err != nil {
+			if _, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b",
+				Region: c.given}}); err != nil {
 				t.Fatal(err)
 			}
 			if got := f.requests(); len(got) != 2 || !c.together && !strings.HasPrefix(got[0], "GET") {
@@ -158,7 +160,8 @@ func TestCheckAccessDoesNotWaitForAnAnswerThatDoesNotCount(t *testing.T) {
 		<-asked
 		refuse(w, r, 403, "AccessDenied")
 	}, "")
-	if _, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b"}}); !fault.Is(err, fault.Denied) {
+	if _, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b"}}); !fault.Is(err,
+		fault.Denied) {
 		t.Errorf("got %v", err)
 	}
 	<-left

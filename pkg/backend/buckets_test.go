@@ -209,7 +209,8 @@ func TestEveryRequestForABucketNamesItsOwner(t *testing.T) {
 			if err != nil || info.Owner != c.want {
 				t.Fatalf("got %+v, %v", info, err)
 			}
-			if seen, err := buckets.CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b", Owner: c.given}}); err != nil || seen != info {
+			if seen, err := buckets.CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b", Owner: c.given}}); err != nil ||
+				seen != info {
 				t.Fatalf("got %+v, %v", seen, err)
 			}
 			if _, err := buckets.Versioning(bounded(t), be, testKeys, info); err != nil {
@@ -275,7 +276,8 @@ func TestFeaturesOfABucket(t *testing.T) {
 				say(w, `<VersioningConfiguration><Status>Enabled</Status><MfaDelete>Enabled</MfaDelete></VersioningConfiguration>`)
 				return
 			}
-			say(w, `<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled><Rule><DefaultRetention><Mode>GOVERNANCE</Mode><Days>30</Days></DefaultRetention></Rule></ObjectLockConfiguration>`)
+			say(w, `<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled>`+
+				`<Rule><DefaultRetention><Mode>GOVERNANCE</Mode><Days>30</Days></DefaultRetention></Rule></ObjectLockConfiguration>`)
 		}, Versioning{Enabled: true, MFADelete: true}, Retention{Enabled: true, Mode: "GOVERNANCE", Days: 30}, fault.Unknown},
 		"suspended, lock without default": {func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Query().Has("versioning") {

@@ -120,7 +120,8 @@ func TestClassifyAnswersOfAService(t *testing.T) {
 				t.Errorf("the kind changed when it was classified again: %v", fault.KindOf(err))
 			}
 			var got helper
-			for h, is := range map[helper]func(error) bool{notFound: IsNotFound, noBucket: IsNoSuchBucket, preconditionFailed: IsPreconditionFailed, conflict: IsConflict, notImplemented: IsNotImplemented} {
+			for h, is := range map[helper]func(error) bool{notFound: IsNotFound, noBucket: IsNoSuchBucket, preconditionFailed: IsPreconditionFailed,
+				conflict: IsConflict, notImplemented: IsNotImplemented} {
 				if is(err) {
 					got |= h
 				}
@@ -352,7 +353,8 @@ func TestOtherFailuresOfConnectionsAreUnavailable(t *testing.T) {
 
 // A service that answered carries nothing out later, but one behind a proxy may.
 func TestWhatWasAnsweredDoesNotArrive(t *testing.T) {
-	for status, want := range map[int]bool{http.StatusServiceUnavailable: false, http.StatusForbidden: false, http.StatusBadGateway: true, http.StatusGatewayTimeout: true} {
+	for status, want := range map[int]bool{http.StatusServiceUnavailable: false, http.StatusForbidden: false, http.StatusBadGateway: true,
+		http.StatusGatewayTimeout: true} {
 		_, clients, be := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }, "")
 		client, err := clients.S3(bounded(t), be, testKeys, "")
 		if err != nil {

@@ -94,7 +94,8 @@ func TestClientsUseTheFilesThatTheConfigRead(t *testing.T) {
 	dir := t.TempDir()
 	ca, config := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "config.yaml")
 	for path, content := range map[string][]byte{
-		ca: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), config: []byte("backends:\n  own: {endpoint: '" + server.URL + "', caFile: '" + ca + "'}\n"),
+		ca: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), config: []byte("backends:\n  own: {endpoint: '" + server.URL +
+			"', caFile: '" + ca + "'}\n"),
 	} {
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			t.Fatal(err)
@@ -116,7 +117,8 @@ func TestClientsUseTheFilesThatTheConfigRead(t *testing.T) {
 func TestRequestsCarryTheUserAgentAndPassTheMiddleware(t *testing.T) {
 	var counted atomic.Int32
 	f, clients, be := serve(t, ok, "", WithVersion("1.2.3"), WithMiddleware(func(s *middleware.Stack) error {
-		return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("count", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+		return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("count", func(ctx context.Context, in middleware.DeserializeInput,
+			next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
 			counted.Add(1)
 			return next.HandleDeserialize(ctx, in)
 		}), middleware.After)
@@ -146,11 +148,13 @@ func TestRequestsCarryTheUserAgentAndPassTheMiddleware(t *testing.T) {
 
 func TestAddressingPutsTheBucketIntoPathOrHost(t *testing.T) {
 	hermetic(t)
-	cfg, err := ParseConfig([]byte("backends:\n  p: {endpoint: 'http://s3.test'}\n  v: {endpoint: 'http://s3.test', addressing: virtual}\n  default: {addressing: path}\n"), "", "")
+	cfg, err := ParseConfig([]byte("backends:\n  p: {endpoint: 'http://s3.test'}\n  v: {endpoint: 'http://s3.test', addressing: virtual}\n  default: "+
+		"{addressing: path}\n"), "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]string{"p": "http://s3.test/bucket", "v": "http://bucket.s3.test/", "default": "https://s3.us-east-1.amazonaws.com/bucket"} {
+	for name, want := range map[string]string{"p": "http://s3.test/bucket", "v": "http://bucket.s3.test/",
+		"default": "https://s3.us-east-1.amazonaws.com/bucket"} {
 		f := &fakeS3{answer: ok}
 		clients, be := newTestClients(t, cfg, name, withTransport(f))
 		client, err := clients.S3(bounded(t), be, testKeys, "")
@@ -196,7 +200,8 @@ func TestDriverKeysAreThoseOfTheChainWithTheirEnd(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
 	t.Setenv("AWS_SESSION_TOKEN", "env-token")
-	if got, err := clients.DriverKeys(bounded(t)); err != nil || got != (credentials.Keys{AccessKeyID: "ENVKEY", SecretAccessKey: "env-secret", SessionToken: "env-token"}) {
+	if got, err := clients.DriverKeys(bounded(t)); err != nil || got != (credentials.Keys{AccessKeyID: "ENVKEY", SecretAccessKey: "env-secret",
+		SessionToken: "env-token"}) {
 		t.Errorf("got %v, %v", got, err)
 	}
 

@@ -11,7 +11,8 @@ import (
 )
 
 func identityAnswer(w http.ResponseWriter, account string) {
-	say(w, `<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult><Account>%s</Account></GetCallerIdentityResult></GetCallerIdentityResponse>`, account)
+	say(w, `<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult>`+
+		`<Account>%s</Account></GetCallerIdentityResult></GetCallerIdentityResponse>`, account)
 }
 
 func stsRefusal(w http.ResponseWriter, status int, code string) {

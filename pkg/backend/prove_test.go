@@ -35,7 +35,8 @@ func TestASessionThatIsKeptToItsScopeIsProvenOnce(t *testing.T) {
 	b := newTestBuckets(t, clients, func() time.Time { return now })
 	prove := func(class, bucket, prefix string) {
 		t.Helper()
-		check(t, b.ProveScope(bounded(t), be, Access{Keys: testSession, Class: class, Prefix: prefix, Bucket: BucketInfo{Name: bucket, Region: "us-east-1", Owner: "111122223333"}}))
+		check(t, b.ProveScope(bounded(t), be, Access{Keys: testSession, Class: class, Prefix: prefix,
+			Bucket: BucketInfo{Name: bucket, Region: "us-east-1", Owner: "111122223333"}}))
 	}
 	var wg sync.WaitGroup
 	for range 20 {
@@ -128,7 +129,8 @@ func TestWhatIsNoRefusalOfTheSessionProvesNothing(t *testing.T) {
 				refuse(w, r, c.status, c.code)
 			}, "")
 			b := newTestBuckets(t, clients, nil)
-			if err := b.ProveScope(bounded(t), be, Access{Keys: testSession, Class: "c", Prefix: "p/", Bucket: BucketInfo{Name: "b"}}); fault.KindOf(err) != c.kind || err == nil {
+			if err := b.ProveScope(bounded(t), be, Access{Keys: testSession, Class: "c", Prefix: "p/", Bucket: BucketInfo{Name: "b"}}); fault.KindOf(err) != c.kind ||
+				err == nil {
 				t.Errorf("got %v of kind %v", err, fault.KindOf(err))
 			}
 		})

@@ -17,7 +17,8 @@ func proxied(t *testing.T, proxy, login string) (config, file string) {
 	t.Helper()
 	dir := t.TempDir()
 	config, file = filepath.Join(dir, "config.yaml"), filepath.Join(dir, "login")
-	text := "backends:\n  lab:\n    endpoint: http://s3.lab.test\n    sts: {endpoint: http://sts.lab.test}\n    proxy: {url: " + proxy + ", credentialsFile: " + file + "}\n" +
+	text := "backends:\n  lab:\n    endpoint: http://s3.lab.test\n    sts: {endpoint: http://sts.lab.test}\n    proxy: {url: " + proxy + ", credentialsFile: " +
+		file + "}\n" +
 		"  local:\n    endpoint: http://127.0.0.1:9\n    proxy: {url: " + proxy + "}\n"
 	for path, content := range map[string]string{config: text, file: login} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
@@ -106,8 +107,9 @@ func TestAProxyIsPartOfHowAMountReachesItsService(t *testing.T) {
 func TestProxiesThatAreRefused(t *testing.T) {
 	for text, words := range map[string]string{
 		"proxy: {}": "proxy.url: is missing", "proxy: http://p": "proxy: must be a map", "proxy: {url: socks5://p:1}": "proxy.url: must start with",
-		"proxy: {url: 'https://p:1'}":                           "proxy.url: must start with http://",
-		"proxy: {url: 'http://driver:canary@p:1'}":              "proxy.url: must not contain a user or password; put user:password into the file of proxy.credentialsFile",
+		"proxy: {url: 'https://p:1'}": "proxy.url: must start with http://",
+		"proxy: {url: 'http://driver:canary@p:1'}": "proxy.url: must not contain a user or password; put user:password into the file of " +
+			"proxy.credentialsFile",
 		"proxy: {url: 'http://p:1/path'}":                       "proxy.url: must be scheme, host and port only",
 		"proxy: {url: 'http://p:1', credentialsFile: relative}": "proxy.credentialsFile: must be an absolute path",
 	} {
@@ -119,7 +121,8 @@ func TestProxiesThatAreRefused(t *testing.T) {
 	for _, login := range []string{"", "canary", "driver:can@ary", "driver:can%20ary", "driver:canary\nsecond:line"} {
 		path, file := proxied(t, "http://p:1", login)
 		_, err := LoadConfig(path, "", "")
-		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "backends.lab.proxy.credentialsFile: "+file) || strings.Contains(err.Error(), "can") && strings.Contains(err.Error(), "ary") {
+		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "backends.lab.proxy.credentialsFile: "+file) || strings.Contains(err.Error(), "can") &&
+			strings.Contains(err.Error(), "ary") {
 			t.Errorf("%q: %v", login, err)
 		}
 	}
@@ -137,7 +140,8 @@ func TestTheDefaultClientOfABackendIsKnown(t *testing.T) {
 		}
 	}
 	_, err := ParseConfig([]byte("backends:\n  lab: {defaultClient: rclon}\n"+declared), "", "")
-	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), `backends.lab.defaultClient: there is no client "rclon"; this driver knows mountpoint-s3, rclone, own`) {
+	if !fault.Is(err, fault.Invalid) ||
+		!strings.Contains(err.Error(), `backends.lab.defaultClient: there is no client "rclon"; this driver knows mountpoint-s3, rclone, own`) {
 		t.Error(err)
 	}
 }

@@ -16,8 +16,10 @@ import (
 func declared() Declaration {
 	return Declaration{
 		Program: "geesefs", Fuse: FusePath, Drain: DrainExits, Cache: CacheUnsent, Needs: []string{"delete"}, Memory: "256Mi", Tasks: 128,
-		Args:        []string{"-f", "--endpoint=${endpoint}", "--region=${region}", "--uid=${uid}", "--dir-mode=${dirMode}", "--memory-limit=${memoryMiB}", "--cache=${cacheDir}"},
-		ArgsIf:      &ConditionalArgs{ReadOnly: []string{"--readonly"}, PathStyle: []string{"--path-style"}, CAFile: []string{"--ca", "${caFile}"}, Cache: []string{"--cache-size=${cacheMiB}"}, Relaxed: []string{"--stat-cache-ttl=60s"}},
+		Args: []string{"-f", "--endpoint=${endpoint}", "--region=${region}", "--uid=${uid}", "--dir-mode=${dirMode}", "--memory-limit=${memoryMiB}",
+			"--cache=${cacheDir}"},
+		ArgsIf: &ConditionalArgs{ReadOnly: []string{"--readonly"}, PathStyle: []string{"--path-style"}, CAFile: []string{"--ca", "${caFile}"},
+			Cache: []string{"--cache-size=${cacheMiB}"}, Relaxed: []string{"--stat-cache-ttl=60s"}},
 		Operands:    []string{"${bucket}:${prefix}", "${mountpoint}"},
 		Environment: map[string]string{"GODEBUG": "madvdontneed=1"},
 		Options: map[string]OptionDeclaration{
@@ -41,14 +43,16 @@ func TestADeclaredClientBuildsItsCommand(t *testing.T) {
 		return volume.Option{Name: name, Value: value, HasValue: value != ""}
 	}
 	options := []volume.Option{
-		option("parts", "7"), option("enable-mtime", ""), option("no-checksum", "true"), option("list-type", "ext-v1"), option("stat-ttl", "90s"), option("part-size", "8Mi"), option("class", "COLD"),
+		option("parts", "7"), option("enable-mtime", ""), option("no-checksum", "true"), option("list-type", "ext-v1"), option("stat-ttl", "90s"), option("part-size",
+			"8Mi"), option("class", "COLD"),
 	}
 	if err := c.Check(options, "mountOptions"); err != nil {
 		t.Fatal(err)
 	}
 	full := Invocation{
 		Binary: "/opt/geesefs", Bucket: "b", Prefix: "a b/${fd}/", Region: "eu", Endpoint: "https://s3:9000", PathStyle: true, CAFile: "/ca", ReadOnly: true, UID: 5,
-		DirMode: 0o750, StateDir: "/s", CacheDir: "/c", MemoryLimit: 512 << 20, Cache: true, CacheSize: 3 << 30, Consistency: volume.ConsistencyRelaxed, Options: options,
+		DirMode: 0o750, StateDir: "/s", CacheDir: "/c", MemoryLimit: 512 << 20, Cache: true, CacheSize: 3 << 30,
+		Consistency: volume.ConsistencyRelaxed, Options: options,
 	}
 	got := c.Command(full)
 	want := []string{
@@ -59,7 +63,8 @@ func TestADeclaredClientBuildsItsCommand(t *testing.T) {
 	if !slices.Equal(got.Argv, want) {
 		t.Errorf("argv\n%q, want\n%q", got.Argv, want)
 	}
-	if !slices.Contains(got.Env, "GODEBUG=madvdontneed=1") || !slices.Contains(got.Env, "AWS_CONFIG_FILE=/dev/null") || !slices.Equal(got.Files, []string{"/ca"}) || !slices.Equal(got.Ports, []uint16{9000}) {
+	if !slices.Contains(got.Env, "GODEBUG=madvdontneed=1") || !slices.Contains(got.Env, "AWS_CONFIG_FILE=/dev/null") ||
+		!slices.Equal(got.Files, []string{"/ca"}) || !slices.Equal(got.Ports, []uint16{9000}) {
 		t.Errorf("%+v", got)
 	}
 	bare := c.Command(Invocation{Binary: "/opt/geesefs", Bucket: "b", Region: "eu", UID: 5, DirMode: 0o700, CacheDir: "/c"})
@@ -80,9 +85,12 @@ func TestOptionsOfADeclaredClientAreCheckedLikeOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, o := range []volume.Option{
-		{Name: "list-type", Value: "3", HasValue: true}, {Name: "parts", Value: "0", HasValue: true}, {Name: "parts"}, {Name: "stat-ttl", Value: "2h", HasValue: true},
-		{Name: "part-size", Value: "1Mi", HasValue: true}, {Name: "class", Value: "COLDx", HasValue: true}, {Name: "class", Value: "A B", HasValue: true}, {Name: "unknown"},
-		{Name: "uid", Value: "0", HasValue: true}, {Name: "endpoint", Value: "http://x", HasValue: true}, {Name: "allow-other"}, {Name: "enable-mtime", Value: "1", HasValue: true},
+		{Name: "list-type", Value: "3", HasValue: true}, {Name: "parts", Value: "0", HasValue: true}, {Name: "parts"}, {Name: "stat-ttl", Value: "2h",
+			HasValue: true},
+		{Name: "part-size", Value: "1Mi", HasValue: true}, {Name: "class", Value: "COLDx", HasValue: true}, {Name: "class", Value: "A B",
+			HasValue: true}, {Name: "unknown"},
+		{Name: "uid", Value: "0", HasValue: true}, {Name: "endpoint", Value: "http://x", HasValue: true}, {Name: "allow-other"}, {Name: "enable-mtime", Value: "1",
+			HasValue: true},
 	} {
 		if err := c.Check([]volume.Option{o}, "mountOptions"); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%+v: %v", o, err)

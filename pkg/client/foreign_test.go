@@ -84,8 +84,10 @@ func TestTheAdviceNamesExistingOptions(t *testing.T) {
 // The options of rclone that volumes of k8s-csi-s3 have become options that the client takes.
 func TestOptionsOfRcloneAreTakenOver(t *testing.T) {
 	for _, options := range []string{
-		"--dir-cache-time 5m0s --vfs-write-back 5s --transfers 8 --vfs-cache-mode full --vfs-cache-max-size 10G --vfs-read-ahead 128M --s3-chunk-size 16M --use-server-modtime --s3-directory-markers",
-		"--s3-storage-class STANDARD_IA --s3-server-side-encryption aws:kms --s3-sse-kms-key-id arn:aws:kms:eu-west-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab",
+		"--dir-cache-time 5m0s --vfs-write-back 5s --transfers 8 --vfs-cache-mode full --vfs-cache-max-size 10G " +
+			"--vfs-read-ahead 128M --s3-chunk-size 16M --use-server-modtime --s3-directory-markers",
+		"--s3-storage-class STANDARD_IA --s3-server-side-encryption aws:kms " +
+			"--s3-sse-kms-key-id arn:aws:kms:eu-west-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab",
 	} {
 		p, err := volume.ParseParameters(map[string]string{"bucket": "shared", "mounter": "rclone", "options": options}, "v")
 		if err != nil {

@@ -21,7 +21,8 @@ func TestWhatAnInlineVolumeMayHave(t *testing.T) {
 	}{
 		{"mountpoint-s3", volume.Attributes{}, nil, share, ""},
 		{"rclone", volume.Attributes{}, nil, share, ""},
-		{"mountpoint-s3", volume.Attributes{MemoryLimit: 1 << 30, CPUWeight: 100, TasksMax: 1024, Cache: true, CacheSize: 1 << 30}, []string{"allow-delete=false", "metadata-ttl=5"}, share, ""},
+		{"mountpoint-s3", volume.Attributes{MemoryLimit: 1 << 30, CPUWeight: 100, TasksMax: 1024, Cache: true, CacheSize: 1 << 30},
+			[]string{"allow-delete=false", "metadata-ttl=5"}, share, ""},
 		{"mountpoint-s3", volume.Attributes{MemoryLimit: 1<<30 + 1}, nil, share, "volume_context.memoryLimit: "},
 		{"rclone", volume.Attributes{MemoryLimit: 2 << 30}, nil, share, "volume_context.memoryLimit: 2Gi"},
 		{"rclone", volume.Attributes{Usage: volume.UsageOff}, nil, share, "volume_context.usage: "},

@@ -37,7 +37,8 @@ func TestAProxyReplacesTheService(t *testing.T) {
 func TestAClientDeclaresNoProxy(t *testing.T) {
 	d := declared()
 	d.Environment = map[string]string{"HTTPS_PROXY": "http://elsewhere"}
-	if _, err := d.Client("geese", "clients.geese"); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "clients.geese.environment.HTTPS_PROXY: cannot be declared; set proxy of the backend") {
+	if _, err := d.Client("geese", "clients.geese"); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(),
+		"clients.geese.environment.HTTPS_PROXY: cannot be declared; set proxy of the backend") {
 		t.Error(err)
 	}
 }

@@ -85,7 +85,8 @@ func TestAMountReachesItsPrefixAndNothingElse(t *testing.T) {
 						reach(t, e, s, c, suffix)
 					}
 					stem := strings.TrimSuffix(prefix, "/")
-					for _, key := range []string{"", "x", stem, stem + "0/file", stem + "0/", stem + "@2/file", "x" + prefix + "file", "x/" + prefix + "file", ".s3-csi/volumes/vol-1",
+					for _, key := range []string{"", "x", stem, stem + "0/file", stem + "0/", stem + "@2/file", "x" + prefix + "file", "x/" + prefix + "file",
+						".s3-csi/volumes/vol-1",
 						strings.ToUpper(prefix) + "file", strings.ReplaceAll(prefix, "*", "xx") + "?", "*", "?", prefix[:1]} {
 						if !strings.HasPrefix(key, prefix) {
 							closed(t, e, c, key)
@@ -172,11 +173,15 @@ func TestKeysAreUsedThroughS3ForTheBucketAlone(t *testing.T) {
 		{"by another service", s, kms("Decrypt", "ec2.eu-west-1.amazonaws.com", "arn:aws:s3:::data/p/x"), denied},
 		{"by itself", s, kms("Decrypt", "", "arn:aws:s3:::data/p/x"), denied},
 		{"another action", s, kms("CreateGrant", via, "arn:aws:s3:::data/p/x"), denied},
-		{"writing on a read-only mount", Scope{Bucket: "data", Prefix: "p/", AWS: true, KMS: true, ReadOnly: true}, kms("GenerateDataKey", via, "arn:aws:s3:::data/p/x"), denied},
-		{"reading on a read-only mount", Scope{Bucket: "data", Prefix: "p/", AWS: true, KMS: true, ReadOnly: true}, kms("Decrypt", via, "arn:aws:s3:::data/p/x"), allowed},
+		{"writing on a read-only mount", Scope{Bucket: "data", Prefix: "p/", AWS: true, KMS: true, ReadOnly: true},
+			kms("GenerateDataKey", via, "arn:aws:s3:::data/p/x"), denied},
+		{"reading on a read-only mount", Scope{Bucket: "data", Prefix: "p/", AWS: true, KMS: true, ReadOnly: true}, kms("Decrypt", via, "arn:aws:s3:::data/p/x"),
+			allowed},
 		{"where it is not asked for", Scope{Bucket: "data", Prefix: "p/", AWS: true}, kms("Decrypt", via, "arn:aws:s3:::data/p/x"), denied},
-		{"a directory bucket", Scope{Bucket: express, AWS: true, KMS: true}, kms("GenerateDataKey", "s3express.us-east-1.amazonaws.com", "arn:aws:s3express:us-east-1:123456789012:bucket/"+express), allowed},
-		{"a directory bucket's key by S3", Scope{Bucket: express, AWS: true, KMS: true}, kms("Decrypt", via, "arn:aws:s3express:us-east-1:123456789012:bucket/"+express), denied},
+		{"a directory bucket", Scope{Bucket: express, AWS: true, KMS: true}, kms("GenerateDataKey", "s3express.us-east-1.amazonaws.com",
+			"arn:aws:s3express:us-east-1:123456789012:bucket/"+express), allowed},
+		{"a directory bucket's key by S3", Scope{Bucket: express, AWS: true, KMS: true}, kms("Decrypt", via,
+			"arn:aws:s3express:us-east-1:123456789012:bucket/"+express), denied},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			policy, err := tc.scope.Session()
@@ -236,7 +241,8 @@ func TestADeletionReachesItsVolumeAndItsRecords(t *testing.T) {
 			own = denied // AWS does not look at conditions for that
 		}
 		for _, action := range []string{"s3:ListBucket", "s3:ListBucketVersions"} {
-			for prefix, want := range map[string]verdict{"vol-1/": allowed, "vol-1/x": allowed, record: own, "vol-1": denied, "": denied, "vol-10/": denied, ".s3-csi/": denied, ".s3-csi/volumes/vol-10": denied} {
+			for prefix, want := range map[string]verdict{"vol-1/": allowed, "vol-1/x": allowed, record: own, "vol-1": denied, "": denied, "vol-10/": denied,
+				".s3-csi/": denied, ".s3-csi/volumes/vol-10": denied} {
 				expect(t, e, want, fmt.Sprintf("%s of %q", action, prefix), c.list(action, prefix)...)
 			}
 		}
@@ -291,7 +297,8 @@ func TestUsageReachesNamesAndTheRecordAlone(t *testing.T) {
 		if s.AWS {
 			c.accessPoint = accessPoint
 		}
-		for prefix, want := range map[string]verdict{"vol-1/": allowed, "vol-1/x": allowed, "vol-1": denied, "": denied, "vol-10/": denied, ".s3-csi/": denied, record: denied} {
+		for prefix, want := range map[string]verdict{"vol-1/": allowed, "vol-1/x": allowed, "vol-1": denied, "": denied, "vol-10/": denied, ".s3-csi/": denied,
+			record: denied} {
 			expect(t, e, want, fmt.Sprintf("a listing of %q", prefix), c.list("s3:ListBucket", prefix)...)
 		}
 		expect(t, e, allowed, "the record", c.object("s3:GetObject", record)...)

@@ -97,7 +97,8 @@ func TestTheModeAnswersOneOrderInOneLine(t *testing.T) {
 }
 
 func TestTheModeRepliesWithKinds(t *testing.T) {
-	for code, want := range map[string]fault.Kind{"AccessDenied": fault.Denied, "InvalidIdentityToken": fault.Unauthenticated, "PackedPolicyTooLarge": fault.Precondition} {
+	for code, want := range map[string]fault.Kind{"AccessDenied": fault.Denied, "InvalidIdentityToken": fault.Unauthenticated,
+		"PackedPolicyTooLarge": fault.Precondition} {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()
 			f := serveSTS(t, func(w http.ResponseWriter, _ asked, _ int) { refuseSTS(w, 400, code, "no to "+token) })

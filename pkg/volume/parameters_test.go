@@ -91,7 +91,8 @@ func TestParseParametersWithoutAnyMakesABucketPerVolume(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (Parameters{Backend: "default", Mutable: Mutable{OnDelete: OnDeleteDelete}, MaxObjects: DefaultMaxObjects, MaxBytes: DefaultMaxBytes}); !reflect.DeepEqual(got, want) {
+	if want := (Parameters{Backend: "default", Mutable: Mutable{OnDelete: OnDeleteDelete}, MaxObjects: DefaultMaxObjects,
+		MaxBytes: DefaultMaxBytes}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v", got)
 	}
 	if id := got.ID(pvc, 1); id.String() != "default:"+pvc {
@@ -195,13 +196,15 @@ func TestParseParametersRefusesBadValuesByName(t *testing.T) {
 		"prefix invisible":             {with(bucket, "prefix", "a\u202eb"), "parameters.prefix", nil},
 		"prefix not UTF-8":             {with(bucket, "prefix", "a\xff"), "parameters.prefix", []string{"UTF-8"}},
 		"prefix ends in space":         {with(bucket, "prefix", "a "), "parameters.prefix", []string{"white space"}},
-		"unknown template":             {with(bucket, "prefix", "${pod.name}/"), "parameters.prefix", []string{"${pod.name}", "${pv.name}, ${pvc.name}, ${pvc.namespace}"}},
-		"empty template":               {with(bucket, "prefix", "${}"), "parameters.prefix", []string{"${}"}},
-		"open template":                {with(bucket, "prefix", "a/${pvc.name"), "parameters.prefix", []string{`without "}"`}},
-		"template without metadata":    {with(bucket, "prefix", "${pvc.namespace}"), "parameters.prefix", []string{"--extra-create-metadata"}},
-		"prefix too long":              {with(bucket, "prefix", strings.Repeat("p", 70)), "parameters.prefix", []string{"by 4 bytes", "room for 67"}},
-		"prefix too long by one":       {with(bucket, "prefix", strings.Repeat("p", 67)), "parameters.prefix", []string{"by 1 bytes"}},
-		"no room for any volume":       {with(nil, "backend", strings.Repeat("b", 32), "bucketName", strings.Repeat("k", 63)), "parameters.bucketName", []string{"by 15 bytes"}},
+		"unknown template": {with(bucket, "prefix", "${pod.name}/"), "parameters.prefix",
+			[]string{"${pod.name}", "${pv.name}, ${pvc.name}, ${pvc.namespace}"}},
+		"empty template":            {with(bucket, "prefix", "${}"), "parameters.prefix", []string{"${}"}},
+		"open template":             {with(bucket, "prefix", "a/${pvc.name"), "parameters.prefix", []string{`without "}"`}},
+		"template without metadata": {with(bucket, "prefix", "${pvc.namespace}"), "parameters.prefix", []string{"--extra-create-metadata"}},
+		"prefix too long":           {with(bucket, "prefix", strings.Repeat("p", 70)), "parameters.prefix", []string{"by 4 bytes", "room for 67"}},
+		"prefix too long by one":    {with(bucket, "prefix", strings.Repeat("p", 67)), "parameters.prefix", []string{"by 1 bytes"}},
+		"no room for any volume": {with(nil, "backend", strings.Repeat("b", 32), "bucketName", strings.Repeat("k", 63)), "parameters.bucketName",
+			[]string{"by 15 bytes"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := ParseParameters(tt.params, pvc)
@@ -242,9 +245,11 @@ func TestBasePrefixIsExpanded(t *testing.T) {
 		"a value like a template":   {"${pvc.name}", "team-a", "${pv.name}", "pv.name-" + hash("${pv.name}") + "/"},
 		"a value like a hashed one": {"${pvc.name}", "team-a", "x-" + hash("y"), "x-" + hash("y")[:5] + "-" + hash("x-"+hash("y")) + "/"},
 		"a long value that fits":    {"${pvc.namespace}", long, "data", long + "/"},
-		"the name is hashed first":  {"${pvc.namespace}/${pvc.name}", "team-of-many-people-and-names", strings.Repeat("d", 50), "team-of-many-people-and-names/ddddddd-" + hash(strings.Repeat("d", 50)) + "/"},
-		"the namespace only last":   {"${pvc.namespace}/${pvc.name}", long, strings.Repeat("d", 50), "nnnnnnn-" + hash(long) + "/ddddddd-" + hash(strings.Repeat("d", 50)) + "/"},
-		"longer than a label":       {"${pvc.name}", "team-a", strings.Repeat("d", 64), "ddddddd-" + hash(strings.Repeat("d", 64)) + "/"},
+		"the name is hashed first": {"${pvc.namespace}/${pvc.name}", "team-of-many-people-and-names", strings.Repeat("d", 50),
+			"team-of-many-people-and-names/ddddddd-" + hash(strings.Repeat("d", 50)) + "/"},
+		"the namespace only last": {"${pvc.namespace}/${pvc.name}", long, strings.Repeat("d", 50),
+			"nnnnnnn-" + hash(long) + "/ddddddd-" + hash(strings.Repeat("d", 50)) + "/"},
+		"longer than a label": {"${pvc.name}", "team-a", strings.Repeat("d", 64), "ddddddd-" + hash(strings.Repeat("d", 64)) + "/"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			params := with(metadata(), "bucketName", "shared", "prefix", tt.prefix,

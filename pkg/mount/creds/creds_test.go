@@ -150,18 +150,22 @@ func TestTrouble(t *testing.T) {
 		kind    fault.Kind // Unknown: no error
 		words   []string
 	}{
-		"none":                         {nil, fault.Unknown, nil},
-		"valid":                        {&helper.SessionStatus{Expires: at}, fault.Unknown, nil},
-		"valid, service away":          {&helper.SessionStatus{Expires: at, Error: "no answer", Kind: "unavailable"}, fault.Unknown, nil},
-		"valid, service busy":          {&helper.SessionStatus{Expires: at, Error: "slow down", Kind: "busy"}, fault.Unknown, nil},
-		"valid, renewal refused":       {&helper.SessionStatus{Expires: at, Error: "no such role", Kind: "denied", FailedSince: at}, fault.Denied, []string{"2026-01-02T03:04:05Z", "no such role", "team-a/app"}},
-		"valid, role not found":        {&helper.SessionStatus{Expires: at, Error: "no such role", Kind: "not-found", FailedSince: at}, fault.NotFound, nil},
-		"expired, renewal refused":     {&helper.SessionStatus{Over: true, Expires: at, Error: "token expired", Kind: "unauthenticated"}, fault.Unauthenticated, []string{"2026-01-02T03:04:05Z", "token expired", "requiresRepublish"}},
-		"expired, service away":        {&helper.SessionStatus{Over: true, Expires: at, Error: "no answer", Kind: "unavailable"}, fault.Unavailable, []string{"no answer"}},
+		"none":                {nil, fault.Unknown, nil},
+		"valid":               {&helper.SessionStatus{Expires: at}, fault.Unknown, nil},
+		"valid, service away": {&helper.SessionStatus{Expires: at, Error: "no answer", Kind: "unavailable"}, fault.Unknown, nil},
+		"valid, service busy": {&helper.SessionStatus{Expires: at, Error: "slow down", Kind: "busy"}, fault.Unknown, nil},
+		"valid, renewal refused": {&helper.SessionStatus{Expires: at, Error: "no such role", Kind: "denied", FailedSince: at}, fault.Denied,
+			[]string{"2026-01-02T03:04:05Z", "no such role", "team-a/app"}},
+		"valid, role not found": {&helper.SessionStatus{Expires: at, Error: "no such role", Kind: "not-found", FailedSince: at}, fault.NotFound, nil},
+		"expired, renewal refused": {&helper.SessionStatus{Over: true, Expires: at, Error: "token expired", Kind: "unauthenticated"}, fault.Unauthenticated,
+			[]string{"2026-01-02T03:04:05Z", "token expired", "requiresRepublish"}},
+		"expired, service away": {&helper.SessionStatus{Over: true, Expires: at, Error: "no answer", Kind: "unavailable"}, fault.Unavailable,
+			[]string{"no answer"}},
 		"expired, being renewed":       {&helper.SessionStatus{Over: true, Expires: at, OrderDigest: "x"}, fault.Unavailable, nil},
 		"expired, nothing to renew it": {&helper.SessionStatus{Over: true, Expires: at}, fault.Unauthenticated, nil},
 	} {
-		err := SessionError(state.Mount{Name: "m", VolumeID: "v", Spec: mount.Spec{Source: credentials.SourceWorkload, Identity: "team-a/app"}}, helper.Status{Session: tc.session})
+		err := SessionError(state.Mount{Name: "m", VolumeID: "v", Spec: mount.Spec{Source: credentials.SourceWorkload, Identity: "team-a/app"}},
+			helper.Status{Session: tc.session})
 		if (err == nil) != (tc.kind == fault.Unknown) || err != nil && fault.KindOf(err) != tc.kind {
 			t.Errorf("%s: kind %s: %v", what, fault.KindOf(err), err)
 		}

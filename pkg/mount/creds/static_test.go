@@ -41,14 +41,16 @@ func TestStaticKeysAreOfASecretAndDoNotExpire(t *testing.T) {
 	} {
 		tokens := &mounttest.Tokens{Kind: tc.kind}
 		p := New(mounttest.S3{}, tokens, client.Registry{Source: client.NewSet([]client.Client{cl}), Default: client.Default}, nil)
-		_, err := p.Plan(t.Context(), mount.Request{Source: tc.source, Keys: tc.keys}, mount.Spec{Bucket: "bucket", Client: "s3fs", Source: tc.source, Scope: tc.scope})
+		_, err := p.Plan(t.Context(), mount.Request{Source: tc.source, Keys: tc.keys}, mount.Spec{Bucket: "bucket", Client: "s3fs", Source: tc.source,
+			Scope: tc.scope})
 		if tc.want && err != nil || !tc.want && !fault.Is(err, fault.Precondition) {
 			t.Errorf("%s: %v", what, err)
 		}
 		if n := tokens.Sessions(); n != 0 {
 			t.Errorf("%s: %d sessions were made", what, n)
 		}
-		if _, err := p.Plan(t.Context(), mount.Request{Source: tc.source, Keys: tc.keys}, mount.Spec{Bucket: "bucket", Source: tc.source, Scope: tc.scope}); err != nil {
+		if _, err := p.Plan(t.Context(), mount.Request{Source: tc.source, Keys: tc.keys}, mount.Spec{Bucket: "bucket", Source: tc.source,
+			Scope: tc.scope}); err != nil {
 			t.Errorf("%s, with a client that uses the endpoint: %v", what, err)
 		}
 	}

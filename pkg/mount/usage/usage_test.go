@@ -68,7 +68,8 @@ func newFixture(t *testing.T) *fixture {
 func (f *fixture) restart() {
 	f.t.Helper()
 	var err error
-	f.Meter, err = New(f.t.Context(), Options{Store: f.records, Publications: f, Backends: f, Sessions: f, MaxRequests: f.limit, Now: func() time.Time { return f.now }})
+	f.Meter, err = New(f.t.Context(), Options{Store: f.records, Publications: f, Backends: f, Sessions: f, MaxRequests: f.limit,
+		Now: func() time.Time { return f.now }})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -121,7 +122,8 @@ func (f *fixture) Do(r *http.Request) (*http.Response, error) {
 		kind, body = "list", f.list(query.Get("prefix"), query.Get("continuation-token"))
 	case query.Has("tagging"):
 		kind = "tags"
-		for k, v := range map[string]string{records.TagVolume: "default:bucket", records.TagState: "active", records.TagUsage: f.setting.String(), records.TagCapacity: fmt.Sprint(f.size)} {
+		for k, v := range map[string]string{records.TagVolume: "default:bucket", records.TagState: "active", records.TagUsage: f.setting.String(),
+			records.TagCapacity: fmt.Sprint(f.size)} {
 			body += "<Tag><Key>" + k + "</Key><Value>" + v + "</Value></Tag>"
 		}
 		body = "<Tagging><TagSet>" + body + "</TagSet></Tagging>"
@@ -146,7 +148,8 @@ func (f *fixture) Do(r *http.Request) (*http.Response, error) {
 
 func (f *fixture) record() string {
 	id := volume.ID{Backend: "default", Bucket: "bucket", Prefix: "v/"}
-	r := records.New(records.Owner{Driver: "d"}, "v", id, volume.Parameters{BucketName: "bucket", Mutable: volume.Mutable{OnDelete: volume.OnDeleteDelete, Usage: f.setting}, CapacityBytes: f.size}, f.now)
+	r := records.New(records.Owner{Driver: "d"}, "v", id, volume.Parameters{BucketName: "bucket",
+		Mutable: volume.Mutable{OnDelete: volume.OnDeleteDelete, Usage: f.setting}, CapacityBytes: f.size}, f.now)
 	b, err := json.Marshal(r)
 	if err != nil {
 		f.t.Fatal(err)
@@ -380,7 +383,8 @@ func TestBucketsAndStaticVolumes(t *testing.T) {
 		"a bucket of its own": {"default:bucket", "", `bucket"" record="" tags=true`, mount.Usage{Bytes: 9, Objects: 3, CapacityBytes: 100}, "tags"},
 		"a static bucket":     {"any", "", `bucket"" record="" tags=false`, mount.Usage{Bytes: 9, Objects: 3}, ""},
 		"a static prefix":     {"any", "v/", `bucket"v/" record="" tags=false`, mount.Usage{Bytes: 7, Objects: 2}, ""},
-		"a snapshot":          {handle, ".s3-csi/snapshots/s/", `bucket".s3-csi/snapshots/s/" record=".s3-csi/volumes/v" tags=false`, mount.Usage{Bytes: 1000, Objects: 1, CapacityBytes: 100}, "record"},
+		"a snapshot": {handle, ".s3-csi/snapshots/s/", `bucket".s3-csi/snapshots/s/" record=".s3-csi/volumes/v" tags=false`,
+			mount.Usage{Bytes: 1000, Objects: 1, CapacityBytes: 100}, "record"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
