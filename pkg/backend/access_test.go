@@ -113,9 +113,7 @@ func TestCheckAccessAsksBothAtOnceWhereTheRegionIsNoGuess(t *testing.T) {
 				c.config += "    endpoint: http://fake.example\n"
 			}
 			cfg, err := ParseConfig([]byte("backends:\n  fake:\n    expectedBucketOwner: '111111111111'\n"+c.config), "", "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			clients, be := newTestClients(t, cfg, "fake", withTransport(f))
 			if _, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b",
 				Region: c.given}}); err != nil {

@@ -220,13 +220,9 @@ func TestEveryRequestForABucketNamesItsOwner(t *testing.T) {
 				t.Fatal(err)
 			}
 			client, err := clients.Bucket(bounded(t), be, testKeys, info)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			for _, operation := range []string{"GetObject", "PutObject", "ListObjectsV2"} {
-				if err := operations[operation](bounded(t), client); err != nil {
-					t.Fatal(err)
-				}
+				check(t, operations[operation](bounded(t), client))
 			}
 			if len(f.asked()) < 8 {
 				t.Errorf("only %v", f.requests())

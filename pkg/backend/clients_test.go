@@ -34,12 +34,8 @@ func TestBackendsDoNotSeeTheEnvironmentsEndpoint(t *testing.T) {
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
 	for _, keys := range []credentials.Keys{testKeys, {}} {
 		client, err := clients.S3(bounded(t), be, keys, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := operations["HeadBucket"](bounded(t), client); err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
+		check(t, operations["HeadBucket"](bounded(t), client))
 	}
 	if len(f.asked()) != 2 || !strings.Contains(f.asked()[1].Header.Get("Authorization"), "Credential=ENVKEY/") {
 		t.Errorf("requests: %v", f.requests())
@@ -47,18 +43,12 @@ func TestBackendsDoNotSeeTheEnvironmentsEndpoint(t *testing.T) {
 
 	// Neither does AWS, when the config came to be without one.
 	cfg, err := DefaultConfig("eu-west-1", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	amazon := &fakeS3{answer: ok}
 	clients, be = newTestClients(t, cfg, "default", withTransport(amazon))
 	client, err := clients.S3(bounded(t), be, testKeys, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := operations["HeadBucket"](bounded(t), client); err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
+	check(t, operations["HeadBucket"](bounded(t), client))
 	if host := amazon.asked()[0].URL.Host; host != "bucket.s3.eu-west-1.amazonaws.com" {
 		t.Errorf("asked %s", host)
 	}
@@ -97,17 +87,11 @@ func TestClientsUseTheFilesThatTheConfigRead(t *testing.T) {
 		ca: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), config: []byte("backends:\n  own: {endpoint: '" + server.URL +
 			"', caFile: '" + ca + "'}\n"),
 	} {
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.WriteFile(path, content, 0o600))
 	}
 	cfg, err := LoadConfig(config, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(ca); err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
+	check(t, os.Remove(ca))
 	clients, be := newTestClients(t, cfg, "own")
 	if _, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"}); err != nil {
 		t.Error(err)
@@ -124,13 +108,9 @@ func TestRequestsCarryTheUserAgentAndPassTheMiddleware(t *testing.T) {
 		}), middleware.After)
 	}))
 	client, err := clients.S3(bounded(t), be, testKeys, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	for range 2 {
-		if err := operations["PutObject"](bounded(t), client); err != nil {
-			t.Fatal(err)
-		}
+		check(t, operations["PutObject"](bounded(t), client))
 	}
 	if counted.Load() != 2 {
 		t.Errorf("%d requests counted", counted.Load())
@@ -150,20 +130,14 @@ func TestAddressingPutsTheBucketIntoPathOrHost(t *testing.T) {
 	hermetic(t)
 	cfg, err := ParseConfig([]byte("backends:\n  p: {endpoint: 'http://s3.test'}\n  v: {endpoint: 'http://s3.test', addressing: virtual}\n  default: "+
 		"{addressing: path}\n"), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	for name, want := range map[string]string{"p": "http://s3.test/bucket", "v": "http://bucket.s3.test/",
 		"default": "https://s3.us-east-1.amazonaws.com/bucket"} {
 		f := &fakeS3{answer: ok}
 		clients, be := newTestClients(t, cfg, name, withTransport(f))
 		client, err := clients.S3(bounded(t), be, testKeys, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := operations["HeadBucket"](bounded(t), client); err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
+		check(t, operations["HeadBucket"](bounded(t), client))
 		if got := f.asked()[0].URL.String(); got != want {
 			t.Errorf("%s: asked %s, want %s", name, got, want)
 		}
@@ -244,17 +218,13 @@ func TestAClientWithASourceAsksItForEachRequest(t *testing.T) {
 		asked++
 		return credentials.Keys{AccessKeyID: fmt.Sprintf("KEY%d", asked), SecretAccessKey: "s", SessionToken: "t"}, refused
 	}, BucketInfo{Name: "b", Region: "us-east-1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	head := func() error {
 		_, err := client.HeadBucket(bounded(t), &s3.HeadBucketInput{Bucket: aws.String("b")})
 		return err
 	}
 	for range 2 {
-		if err := head(); err != nil {
-			t.Fatal(err)
-		}
+		check(t, head())
 	}
 	for i, r := range fake.asked() {
 		if want := fmt.Sprintf("Credential=KEY%d/", i+1); !strings.Contains(r.Header.Get("Authorization"), want) || r.Header.Get("X-Amz-Security-Token") != "t" {

@@ -96,9 +96,7 @@ func serve(t *testing.T, answer func(w http.ResponseWriter, r *http.Request), ex
 	server := httptest.NewServer(f)
 	t.Cleanup(server.Close)
 	cfg, err := ParseConfig([]byte("backends:\n  fake:\n    endpoint: "+server.URL+"\n"+extra), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	clients, be := newTestClients(t, cfg, "fake", opts...)
 	return f, clients, be
 }
@@ -106,23 +104,17 @@ func serve(t *testing.T, answer func(w http.ResponseWriter, r *http.Request), ex
 func newTestClients(t *testing.T, cfg *Config, name string, opts ...Option) (*Clients, Backend) {
 	t.Helper()
 	clients, err := NewClients(cfg, append(opts, withoutWaiting())...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(clients.Close)
 	be, err := cfg.Backend(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return clients, be
 }
 
 func newTestBuckets(t *testing.T, clients *Clients, now func() time.Time) *Buckets {
 	t.Helper()
 	b, err := NewBuckets(clients, now)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return b
 }
 

@@ -42,9 +42,7 @@ func TestListing_OnlyThatOfS3IsOne(t *testing.T) {
 			_, _ = io.WriteString(w, c.body)
 		}, "")
 		client, err := clients.S3(bounded(t), be, testKeys, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		out, err := client.ListObjectsV2(bounded(t), &s3.ListObjectsV2Input{Bucket: aws.String("bucket")})
 		switch {
 		case c.kind != fault.Unknown:
@@ -66,9 +64,7 @@ func TestClients_WithoutHeaderTimeoutAServiceMayBeSilent(t *testing.T) {
 		}
 	}, "", withSilence(100*time.Millisecond))
 	client, err := clients.S3(bounded(t), be, testKeys, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if _, err := client.HeadBucket(bounded(t), &s3.HeadBucketInput{Bucket: aws.String("bucket")}); err == nil {
 		t.Error("a silent service was waited for")
 	}

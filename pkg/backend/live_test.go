@@ -144,29 +144,17 @@ func TestAConfigMapThatIsReplacedBehindItsLinksIsRead(t *testing.T) {
 	dir := t.TempDir()
 	version := func(name, content string) {
 		t.Helper()
-		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name, "config.yaml"), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(name, filepath.Join(dir, "..data_tmp")); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+		check(t, os.WriteFile(filepath.Join(dir, name, "config.yaml"), []byte(content), 0o600))
+		check(t, os.Symlink(name, filepath.Join(dir, "..data_tmp")))
+		check(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
 	}
 	version("..1", good)
-	if err := os.Symlink("..data/config.yaml", filepath.Join(dir, "config.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Symlink("..data/config.yaml", filepath.Join(dir, "config.yaml")))
 	f := &liveFile{t: t, path: filepath.Join(dir, "config.yaml"), registry: prometheus.NewRegistry()}
 	f.open()
 	version("..2", "backends: {minio: {endpoint: 'http://127.0.0.1:2'}}")
-	if err := os.RemoveAll(filepath.Join(dir, "..1")); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.RemoveAll(filepath.Join(dir, "..1")))
 	await(t, "the new ConfigMap is in force", f.has("minio", "http://127.0.0.1:2"))
 }
 
@@ -208,7 +196,7 @@ func TestAConfigFileThatCannotBeUsedChangesNothing(t *testing.T) {
 	await(t, "the change is counted", func() bool { return f.value("reloads_total", "success") == 1 })
 }
 
-func check(t *testing.T, err error) {
+func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -23,9 +23,7 @@ func stsRefusal(w http.ResponseWriter, status int, code string) {
 func TestOnAWSTheOwnerIsTheCallersAccountAndTheRegionIsFollowed(t *testing.T) {
 	hermetic(t)
 	cfg, err := DefaultConfig("", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	f := &fakeS3{answer: func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case strings.HasPrefix(r.Host, "sts."):
@@ -80,7 +78,7 @@ func TestAnSTSThatGivesNoAccount(t *testing.T) {
 		"a web server": {func(w http.ResponseWriter) { say(w, "<html>hello") }, fault.Unavailable, fault.Unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
-			check := func(clients *Clients, be Backend, want fault.Kind) {
+			owned := func(clients *Clients, be Backend, want fault.Kind) {
 				t.Helper()
 				info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "bucket"})
 				if fault.KindOf(err) != want || (err == nil) != (want == fault.Unknown) || info.Owner != "" {
@@ -91,13 +89,11 @@ func TestAnSTSThatGivesNoAccount(t *testing.T) {
 				}
 			}
 			_, clients, be := serve(t, answer(c.answer), "    sts: {}\n")
-			check(clients, be, c.declared)
+			owned(clients, be, c.declared)
 			cfg, err := DefaultConfig("", "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			clients, be = newTestClients(t, cfg, "default", withTransport(&fakeS3{answer: answer(c.answer)}))
-			check(clients, be, c.aws)
+			owned(clients, be, c.aws)
 		})
 	}
 }

@@ -21,9 +21,7 @@ func proxied(t *testing.T, proxy, login string) (config, file string) {
 		file + "}\n" +
 		"  local:\n    endpoint: http://127.0.0.1:9\n    proxy: {url: " + proxy + "}\n"
 	for path, content := range map[string]string{config: text, file: login} {
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.WriteFile(path, []byte(content), 0o600))
 	}
 	return config, file
 }
@@ -40,18 +38,12 @@ func TestRequestsGoThroughTheProxyOfTheirBackend(t *testing.T) {
 	t.Cleanup(proxy.Close)
 	path, _ := proxied(t, proxy.URL, "driver:canary\n")
 	c, err := LoadConfig(path, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	clients, err := NewClients(c, withoutWaiting())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(clients.Close)
 	lab, err := c.Backend("lab")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if err := clients.Reach(t.Context(), lab); asked.Load() == 0 {
 		t.Errorf("the proxy was not asked for the service: %v", err)
 	}
@@ -66,9 +58,7 @@ func TestRequestsGoThroughTheProxyOfTheirBackend(t *testing.T) {
 		t.Errorf("clients use %q", got)
 	}
 	local, err := c.Backend("local")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if got := local.ProxyFor(local.Endpoint); got != "" {
 		t.Errorf("clients of a loopback endpoint use %q", got)
 	}
@@ -86,13 +76,9 @@ func TestAProxyIsPartOfHowAMountReachesItsService(t *testing.T) {
 	} {
 		path, _ := proxied(t, tt.proxy, tt.login)
 		c, err := LoadConfig(path, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		b, err := c.Backend("lab")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		digest := b.MountDigest()
 		if other := digests[digest]; other != "" {
 			t.Errorf("%v has the digest of %s", tt, other)
@@ -132,9 +118,7 @@ func TestTheDefaultClientOfABackendIsKnown(t *testing.T) {
 	declared := "clients:\n  own: {program: own, fuse: path, args: ['${mountpoint}'], drain: exits, cache: none}\n"
 	for _, name := range []string{"rclone", "own"} {
 		c, err := ParseConfig([]byte("backends:\n  lab: {defaultClient: "+name+"}\n"+declared), "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if b, err := c.Backend("lab"); err != nil || b.DefaultClient != name {
 			t.Errorf("%q: %v", b.DefaultClient, err)
 		}

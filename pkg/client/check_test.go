@@ -25,9 +25,7 @@ func options(texts ...string) []volume.Option {
 func get(t testing.TB, name string) Client {
 	t.Helper()
 	c, err := Get(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -237,9 +235,7 @@ func TestLimitsThatFitPass(t *testing.T) {
 	} {
 		c := get(t, client)
 		for _, tt := range tests {
-			if err := c.Check(options(tt.list...), "m"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.Check(options(tt.list...), "m"))
 			if err := c.CheckLimits(tt.a, options(tt.list...), "p"); err != nil {
 				t.Errorf("%s, %+v, %q: %v", client, tt.a, tt.list, err)
 			}
@@ -278,9 +274,7 @@ func TestLimitsThatAClientCannotLiveWithAreRefused(t *testing.T) {
 		if tt.list != "" {
 			list = options(tt.list)
 		}
-		if err := get(t, tt.client).Check(list, "m"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, get(t, tt.client).Check(list, "m"))
 		err := get(t, tt.client).CheckLimits(tt.a, list, "p")
 		if !fault.Is(err, fault.Invalid) || !strings.HasPrefix(err.Error(), tt.want[0]) {
 			t.Errorf("%s, %+v, %q: %v, want an Invalid error that begins with %q", tt.client, tt.a, tt.list, err, tt.want[0])
@@ -329,9 +323,7 @@ func TestNeedsMemoryIsTheLeastThatPasses(t *testing.T) {
 		if tt.list != "" {
 			list = options(tt.list)
 		}
-		if err := c.Check(list, "m"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Check(list, "m"))
 		least := c.NeedsMemory(list)
 		if err := c.CheckLimits(volume.Attributes{MemoryLimit: least}, list, "p"); err != nil {
 			t.Errorf("%s %s: %d bytes are too few: %v", tt.client, tt.list, least, err)
@@ -468,4 +460,11 @@ func FuzzCheckedOptionsChangeNothingElse(f *testing.F) {
 			}
 		}
 	})
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

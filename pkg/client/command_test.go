@@ -179,9 +179,7 @@ func TestCommandLines(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.client+": "+tt.name, func(t *testing.T) {
 			c := get(t, tt.client)
-			if err := c.Check(tt.in.Options, "m"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.Check(tt.in.Options, "m"))
 			got := c.Command(tt.in).Argv
 			if got[0] != tt.in.Binary || !slices.Equal(got[1:], tt.want) {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
@@ -235,9 +233,7 @@ func TestCommandLeavesItsInvocationAlone(t *testing.T) {
 
 func TestRcloneKnowsEveryFlagThatItIsGiven(t *testing.T) {
 	source, err := os.ReadFile("../../clients/rclone/config.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	known := map[string]bool{}
 	for _, m := range regexp.MustCompile(`add\("([a-z0-9-]+)", `).FindAllSubmatch(source, -1) {
 		known[string(m[1])] = true

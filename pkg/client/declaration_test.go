@@ -36,9 +36,7 @@ func declared() Declaration {
 
 func TestADeclaredClientBuildsItsCommand(t *testing.T) {
 	c, err := declared().Client("geese", "clients.geese")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	option := func(name, value string) volume.Option {
 		return volume.Option{Name: name, Value: value, HasValue: value != ""}
 	}
@@ -46,9 +44,7 @@ func TestADeclaredClientBuildsItsCommand(t *testing.T) {
 		option("parts", "7"), option("enable-mtime", ""), option("no-checksum", "true"), option("list-type", "ext-v1"), option("stat-ttl", "90s"), option("part-size",
 			"8Mi"), option("class", "COLD"),
 	}
-	if err := c.Check(options, "mountOptions"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Check(options, "mountOptions"))
 	full := Invocation{
 		Binary: "/opt/geesefs", Bucket: "b", Prefix: "a b/${fd}/", Region: "eu", Endpoint: "https://s3:9000", PathStyle: true, CAFile: "/ca", ReadOnly: true, UID: 5,
 		DirMode: 0o750, StateDir: "/s", CacheDir: "/c", MemoryLimit: 512 << 20, Cache: true, CacheSize: 3 << 30,
@@ -81,9 +77,7 @@ func TestADeclaredClientBuildsItsCommand(t *testing.T) {
 
 func TestOptionsOfADeclaredClientAreCheckedLikeOthers(t *testing.T) {
 	c, err := declared().Client("geese", "clients.geese")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, o := range []volume.Option{
 		{Name: "list-type", Value: "3", HasValue: true}, {Name: "parts", Value: "0", HasValue: true}, {Name: "parts"}, {Name: "stat-ttl", Value: "2h",
 			HasValue: true},
@@ -120,9 +114,7 @@ func TestDeclaredClient_RefusesAttributesWithoutAnArgument(t *testing.T) {
 			d.Args, d.Operands = all, []string{"${bucket}:${prefix}", "${mountpoint}"}
 		}
 		c, err := d.Client("geese", "clients.geese")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for name, change := range set {
 			var prefix string
 			var a volume.Attributes
@@ -236,9 +228,7 @@ func FuzzDeclaration(f *testing.F) {
 func TestTheDocumentHasEveryPlaceholderAndKey(t *testing.T) {
 	const document = "../../docs/reference/declared-clients.md"
 	text, err := os.ReadFile(document)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name := range maps.Keys(placeholders(Invocation{})) {
 		if !strings.Contains(string(text), "`${"+name+"}`") {
 			t.Errorf("%s does not have the placeholder ${%s}", document, name)
@@ -251,9 +241,7 @@ func TestACAFileIsInTheEnvironment(t *testing.T) {
 	d := declared()
 	d.Environment = map[string]string{"CURL_CA_BUNDLE": "${caFile}"}
 	c, err := d.Client("geese", "clients.geese")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	in := invocation()
 	in.CAFile = "/run/ca.pem"
 	if got := c.Command(in); !slices.Contains(got.Env, "CURL_CA_BUNDLE=/run/ca.pem") || !slices.Equal(got.Files, []string{"/run/ca.pem"}) {

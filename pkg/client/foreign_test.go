@@ -33,10 +33,8 @@ func TestPassedOptionsOfTheAWSDriverAreMountpoints(t *testing.T) {
 
 // Every mount option that the page on settings of other drivers advises to use exists.
 func TestTheAdviceNamesExistingOptions(t *testing.T) {
-	page, err := os.ReadFile("../../docs/reference/migrating-settings.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page, err := os.ReadFile("../../docs/migrating-settings.md")
+	must(t, err)
 	named := regexp.MustCompile(`mount options? ([a-z-]+(?:, [a-z-]+)*)(?: of (rclone|mountpoint-s3))?(?: or ([a-z-]+) of mountpoint-s3)?`)
 	found, limits := 0, false
 	var section string
@@ -90,9 +88,7 @@ func TestOptionsOfRcloneAreTakenOver(t *testing.T) {
 			"--s3-sse-kms-key-id arn:aws:kms:eu-west-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab",
 	} {
 		p, err := volume.ParseParameters(map[string]string{"bucket": "shared", "mounter": "rclone", "options": options}, "v")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if err := get(t, "rclone").Check(p.Node.MountOptions, "mountOptions"); err != nil {
 			t.Error(err)
 		}

@@ -46,12 +46,8 @@ func TestWhatAnInlineVolumeMayHave(t *testing.T) {
 		{"rclone", volume.Attributes{}, []string{"debug"}, share, `mountOptions: option "debug"`},
 	} {
 		c, list := get(t, tt.client), options(tt.list...)
-		if err := c.Check(list, "m"); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.CheckLimits(tt.a, list, "p"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Check(list, "m"))
+		must(t, c.CheckLimits(tt.a, list, "p"))
 		err := c.CheckInline(tt.a, list, tt.share)
 		switch {
 		case tt.denied == "" && err != nil:

@@ -11,9 +11,7 @@ import (
 // Every client gets the proxy for its endpoint's scheme, and may connect to nothing else.
 func TestAProxyReplacesTheService(t *testing.T) {
 	own, err := declared().Client("geese", "clients.geese")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, c := range append(All(), own) {
 		for endpoint, variable := range map[string]string{"": "https_proxy", "https://s3.example:9000": "https_proxy", "http://s3.example:9000": "http_proxy"} {
 			in := invocation()

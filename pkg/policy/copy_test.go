@@ -23,9 +23,7 @@ func TestACopyReachesItsSourceAndItsTarget(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			text, err := Copy{Source: Scope{Bucket: c.from, Prefix: c.source, AWS: c.aws, KMS: c.aws},
 				Target: Scope{Bucket: c.to, Prefix: c.target, AWS: c.aws, KMS: c.aws}}.Policy()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if len(text) > MaxSize {
 				t.Errorf("%d characters", len(text))
 			}

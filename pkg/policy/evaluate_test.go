@@ -67,9 +67,7 @@ func newEvaluator(t testing.TB, policy string, escapes bool) evaluator {
 				s.notResource = texts(t, value)
 			case "Condition":
 				var c map[string]map[string]json.RawMessage
-				if err := json.Unmarshal(value, &c); err != nil {
-					t.Fatal(err)
-				}
+				must(t, json.Unmarshal(value, &c))
 				s.conditions = map[string]map[string][]string{}
 				for op, keys := range c {
 					s.conditions[op] = map[string][]string{}

@@ -86,9 +86,7 @@ func TestSessionPoliciesAreExactlyThese(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := tc.scope.Session()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if got != tc.want {
 				t.Errorf("got\n%s\nwant\n%s", strings.ReplaceAll(got, `{"Effect"`, "\n"+`{"Effect"`), strings.ReplaceAll(tc.want, `{"Effect"`, "\n"+`{"Effect"`))
 			}
@@ -122,9 +120,7 @@ func TestDeletionPoliciesAreExactlyThese(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := tc.scope.Deletion(tc.records)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if got != tc.want {
 				t.Errorf("got\n%s\nwant\n%s", strings.ReplaceAll(got, `{"Effect"`, "\n"+`{"Effect"`), strings.ReplaceAll(tc.want, `{"Effect"`, "\n"+`{"Effect"`))
 			}
@@ -160,9 +156,7 @@ func TestUsagePoliciesAreExactlyThese(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := tc.scope.Usage(tc.record, tc.tags)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if got != tc.want {
 				t.Errorf("got\n%s\nwant\n%s", strings.ReplaceAll(got, `{"Effect"`, "\n"+`{"Effect"`), strings.ReplaceAll(tc.want, `{"Effect"`, "\n"+`{"Effect"`))
 			}

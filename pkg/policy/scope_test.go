@@ -70,9 +70,7 @@ func TestAMountReachesItsPrefixAndNothingElse(t *testing.T) {
 				s.AWS = s.AWS || bucket == accessPoint || strings.Contains(prefix, "*")
 				t.Run(fmt.Sprintf("%+v", s), func(t *testing.T) {
 					policy, err := s.Session()
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					e, c, other := newEvaluator(t, policy, s.AWS), calls{bucket: "data"}, calls{bucket: "data2"}
 					if bucket == accessPoint {
 						c.accessPoint = accessPoint
@@ -113,9 +111,7 @@ func TestAMountOfAWholeBucketReachesAllButTheRecords(t *testing.T) {
 			t.Run(fmt.Sprint(bucket, readOnly), func(t *testing.T) {
 				s := Scope{Bucket: bucket, AWS: bucket == accessPoint, ReadOnly: readOnly, Needs: Needs{Delete: true}}
 				policy, err := s.Session()
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				e, c, other := newEvaluator(t, policy, s.AWS), calls{bucket: "data"}, calls{bucket: "data2"}
 				if s.AWS {
 					c.accessPoint = accessPoint
@@ -185,9 +181,7 @@ func TestKeysAreUsedThroughS3ForTheBucketAlone(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			policy, err := tc.scope.Session()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			expect(t, newEvaluator(t, policy, true), tc.want, policy, tc.question)
 		})
 	}
@@ -203,9 +197,7 @@ func TestADirectoryBucketsSessions(t *testing.T) {
 	}
 	for readOnly, writing := range map[bool]verdict{false: allowed, true: denied} {
 		policy, err := Scope{Bucket: express, AWS: true, ReadOnly: readOnly}.Session()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		e := newEvaluator(t, policy, true)
 		expect(t, e, allowed, "a session for reading", create(express, "ReadOnly"))
 		expect(t, e, writing, "a session for writing", create(express, "ReadWrite"))
@@ -229,9 +221,7 @@ func TestADeletionReachesItsVolumeAndItsRecords(t *testing.T) {
 			records = records[:1] // or it is too long
 		}
 		policy, err := s.Deletion(records)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		e, c := newEvaluator(t, policy, s.AWS), calls{bucket: "data"}
 		if s.AWS {
 			c.accessPoint = accessPoint
@@ -272,9 +262,7 @@ func TestADeletionReachesItsVolumeAndItsRecords(t *testing.T) {
 		closed(t, e, calls{bucket: "data2", accessPoint: ""}, "vol-1/x")
 	}
 	policy, err := Scope{Bucket: "data"}.Deletion(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	e, c, other := newEvaluator(t, policy, false), calls{bucket: "data"}, calls{bucket: "data2"}
 	for _, action := range []string{"ListBucket", "ListBucketVersions", "ListBucketMultipartUploads", "GetBucketTagging", "PutBucketTagging", "DeleteBucket"} {
 		expect(t, e, allowed, action, c.onBucket("s3:"+action)...)
@@ -290,9 +278,7 @@ func TestUsageReachesNamesAndTheRecordAlone(t *testing.T) {
 	for _, bucket := range []string{"data", accessPoint} {
 		s := Scope{Bucket: bucket, Prefix: "vol-1/", AWS: bucket == accessPoint}
 		policy, err := s.Usage(record, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		e, c := newEvaluator(t, policy, s.AWS), calls{bucket: "data"}
 		if s.AWS {
 			c.accessPoint = accessPoint
@@ -419,4 +405,11 @@ func FuzzDeletion(f *testing.F) {
 			expect(t, e, denied, "a listing without a prefix", c.onBucket("s3:ListBucketVersions")...)
 		}
 	})
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

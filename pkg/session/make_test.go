@@ -219,9 +219,7 @@ func TestTheEndOfASessionIsInTheTimeOfThisMachine(t *testing.T) {
 			})
 			before := time.Now()
 			keys, err := maker(t).Make(bounded(t), orderFor(credentials.AssumeRole, f.url))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			// Never later than it is true, and not much earlier.
 			if earliest, latest := before.Add(time.Hour-3*time.Second), time.Now().Add(time.Hour); keys.Expires.Before(earliest) || keys.Expires.After(latest) {
 				t.Errorf("ends at %s, want %s to %s", keys.Expires, earliest, latest)
@@ -352,9 +350,7 @@ func TestATurnThatDoesNotComeIsATimeout(t *testing.T) {
 	}
 	o := orderFor(credentials.AssumeRole, f.url)
 	s, err := m.service(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for len(s.slots) < maxConcurrent {
 		time.Sleep(time.Millisecond)
 	}

@@ -61,13 +61,9 @@ func (fakeChain) STSService(_ context.Context, b backend.Backend) (credentials.S
 func backends(t *testing.T, settings string) backend.Backend {
 	t.Helper()
 	cfg, err := backend.ParseConfig([]byte("backends: {x: "+settings+"}"), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b, err := cfg.Backend("x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return b
 }
 
@@ -434,5 +430,12 @@ func TestTheDriversOwnErrorIsTheAnswer(t *testing.T) {
 	}
 	if _, err := p.Plan(t.Context(), Request{Backend: backends(t, "{}"), Source: "pod"}); !fault.Is(err, fault.Invalid) {
 		t.Errorf("an unknown source: %v", err)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -14,18 +14,14 @@ func TestParseContextReadsWhatCreateVolumeWrote(t *testing.T) {
 		"memoryLimit": "1073741824", "cpuWeight": "10000", "tasksMax": "32", "cache": "true", "cacheSize": "3G", "consistency": "close-to-open", "linger": "600s",
 		"usage": "3600s",
 	}, pvc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	context := with(p.Context(),
 		"csi.storage.k8s.io/pod.name", "pod",
 		"csi.storage.k8s.io/serviceAccount.tokens", strings.Repeat("t", 5000),
 		"csi.storage.k8s.io/ephemeral", "false",
 		"storage.kubernetes.io/csiProvisionerIdentity", "1-2-s3.csi.driver")
 	id, attributes, err := parseContext("default:shared/base/"+pvc+"/", context)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if want := (ID{"default", "shared", "base/" + pvc + "/"}); id != want {
 		t.Errorf("place %v", id)
 	}
@@ -40,9 +36,7 @@ func TestVolumeContextIsMinimalAndStable(t *testing.T) {
 		"backend":     "minio",
 		"memoryLimit": "1048576K", "cpuWeight": "7", "cache": "true", "cacheSize": "2147483648", "sessionDuration": "3600s", "scope": "auto", "usage": "off",
 	}, pvc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := map[string]string{"uid": "0", "dirMode": "0755", "mountOptions": "a,b=1", "memoryLimit": "1000Mi", "cpuWeight": "7", "cache": "true",
 		"cacheSize": "2Gi", "sessionDuration": "1h0m0s", "scope": "auto", "usage": "off"}
 	if got := p.Context(); !reflect.DeepEqual(got, want) {

@@ -20,9 +20,7 @@ const (
 
 func TestDocsParametersAreThoseOfTheCode(t *testing.T) {
 	text, err := os.ReadFile(docsFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := string(text)
 	for begin, rows := range map[string]string{tableBegin: markdownTable(), snapshotTableBegin: snapshotTable()} {
 		head, rest, ok := strings.Cut(want, begin)
@@ -38,9 +36,7 @@ func TestDocsParametersAreThoseOfTheCode(t *testing.T) {
 	if !*update {
 		t.Fatalf("%s differs from ParameterDocs; run: go test ./pkg/volume -run TestDocsParameters -update", docsFile)
 	}
-	if err := os.WriteFile(docsFile, []byte(want), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(docsFile, []byte(want), 0o644))
 }
 
 func markdownTable() string {

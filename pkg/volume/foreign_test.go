@@ -202,9 +202,7 @@ func TestWhatWasWrittenForOtherDriversIsMapped(t *testing.T) {
 				wantInvalid(t, err, "", c.refuse)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			where := ID{Backend: "default", Bucket: "bucket", Prefix: map[Origin]string{OriginK8sS3: "path/"}[c.origin]}
 			if c.name == "prefix" {
 				where.Prefix = "some-s3-prefix/"
@@ -272,9 +270,7 @@ func TestEveryRowOfOtherDriversHasItsOutcome(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			want := Reading{ID: got.ID}
 			if row.Origin == OriginRclone {
 				want.Attributes.Client = "rclone"
@@ -459,13 +455,9 @@ func TestAllThatIsRefusedIsSaidAtOnce(t *testing.T) {
 func TestParametersOfK8sCSIS3(t *testing.T) {
 	got, err := ParseParameters(map[string]string{"bucket": "shared", "mounter": "rclone", "options": "--dir-cache-time 5m --uid 7 --vfs-cache-max-age 1h " +
 		"--s3-force-path-style"}, pvc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want, err := ParseParameters(map[string]string{"bucketName": "shared", "client": "rclone", "mountOptions": "dir-cache-time=5m", "uid": "7"}, pvc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got.Digest() != want.Digest() || !reflect.DeepEqual(got.Context(), want.Context()) || got.ID("n", 1) != want.ID("n", 1) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
@@ -541,4 +533,11 @@ func FuzzReadFlags(f *testing.F) {
 			t.Fatalf("the volume is at %v", r.ID)
 		}
 	})
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -61,9 +61,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 		"maxBytes":            "2Gi",
 	}
 	got, err := ParseParameters(with(given, "csi.storage.k8s.io/pvc/name", "data", "csi.storage.k8s.io/something-new", "x"), pvc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := Parameters{
 		Backend: "minio", BucketName: "shared", Prefix: "volumes/", Mutable: Mutable{OnDelete: OnDeleteRetain, Usage: Usage(6 * time.Hour)},
 		MaxObjects: 7, MaxBytes: 2 << 30, SnapshotAccess: SnapshotAccessDirect,
@@ -88,9 +86,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 
 func TestParseParametersWithoutAnyMakesABucketPerVolume(t *testing.T) {
 	got, err := ParseParameters(nil, pvc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if want := (Parameters{Backend: "default", Mutable: Mutable{OnDelete: OnDeleteDelete}, MaxObjects: DefaultMaxObjects,
 		MaxBytes: DefaultMaxBytes}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v", got)
@@ -255,9 +251,7 @@ func TestBasePrefixIsExpanded(t *testing.T) {
 			params := with(metadata(), "bucketName", "shared", "prefix", tt.prefix,
 				"csi.storage.k8s.io/pvc/namespace", tt.namespace, "csi.storage.k8s.io/pvc/name", tt.pvc)
 			got, err := ParseParameters(params, pvc)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if got.Prefix != tt.want {
 				t.Errorf("base %q, want %q", got.Prefix, tt.want)
 			}
@@ -415,9 +409,7 @@ func TestDigestNeverChanges(t *testing.T) {
 func digestOf(t *testing.T, params map[string]string) string {
 	t.Helper()
 	p, err := ParseParameters(params, pvc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return p.Digest()
 }
 

@@ -68,9 +68,7 @@ func TestEverySnapshotParameterIsParsed(t *testing.T) {
 		}
 	}
 	one, err := ParseSnapshotParameters(map[string]string{"maxBytes": "1Gi", "csi.storage.k8s.io/volumesnapshot/name": "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if two, err := ParseSnapshotParameters(map[string]string{"maxBytes": "1073741824", "onDelete": "delete"}); err != nil || one != two ||
 		one.Digest() != two.Digest() {
 		t.Errorf("%+v and %+v, %v", one, two, err)
@@ -84,9 +82,7 @@ func TestEverySnapshotParameterIsParsed(t *testing.T) {
 
 func TestAVolumeThatIsASnapshot(t *testing.T) {
 	p, err := ParseParameters(map[string]string{"bucketName": "bucket", "snapshotAccess": "direct"}, "v")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	wantInvalid(t, p.ApplyAccess(), "parameters.snapshotAccess")
 	p.Content.Snapshot = SnapshotID{Backend: "default", Bucket: "other", Segment: "s", Generation: 2}
 	wantInvalid(t, p.ApplyAccess(), "parameters.bucketName")
