@@ -39,7 +39,7 @@ type Buckets struct {
 	infos         *ttlcache.Cache[bucketKey, BucketInfo]
 	versions      *ttlcache.Cache[bucketKey, Versioning]
 	locks         *ttlcache.Cache[bucketKey, Retention]
-	accounts      *ttlcache.Cache[bucketKey, account]
+	accounts      *ttlcache.Cache[bucketKey, string]
 	proofs        *ttlcache.Cache[bucketKey, struct{}]
 	accountLogged sync.Map // backend names whose missing account was logged
 	now           func() time.Time

@@ -359,18 +359,16 @@ func (o OptionDeclaration) option(name, place string) (t OptionType, argument st
 	}
 	t.Kind = kind
 	bounded := kind == Integer || kind == Duration || kind == Size
+	const sized = "integer, duration and size"
 	for _, extra := range []struct {
-		key   string
-		given bool
-		fits  bool
+		key, types  string
+		given, fits bool
 	}{
-		{"min", o.Min != "", bounded}, {"max", o.Max != "", bounded}, {"values", len(o.Values) > 0, kind == Enum}, {"pattern", o.Pattern != "", kind == Text},
+		{"min", sized, o.Min != "", bounded}, {"max", sized, o.Max != "", bounded},
+		{"values", "enum", len(o.Values) > 0, kind == Enum}, {"pattern", "text", o.Pattern != "", kind == Text},
 	} {
 		if extra.given != extra.fits {
-			return t, "", fault.Field(place+"."+extra.key, "must be given for %s", map[string]string{
-				"min": "integer, duration and size, and for no other type", "max": "integer, duration and size, and for no other type",
-				"values": "enum, and for no other type", "pattern": "text, and for no other type",
-			}[extra.key])
+			return t, "", fault.Field(place+"."+extra.key, "must be given for %s, and for no other type", extra.types)
 		}
 	}
 	switch {
