@@ -47,7 +47,8 @@ func (b Backend) Allows(u Use) error {
 			nearest, at = lacks, i
 		}
 	}
-	return fault.See("docs/configuration.md#rules", fault.Errorf(fault.Denied, "the operator's rules (allow of %s in the driver's config file) do not allow "+
+	return fault.See("docs/reference/configuration.md#rules", fault.Errorf(fault.Denied, "the operator's rules (allow of %s in the driver's config file) do not "+
+		"allow "+
 		"%s: the closest rule, backends.%s.allow[%d], lacks %s; extend it or add a rule", b, u, b.Name, at, strings.Join(nearest, " and ")))
 }
 

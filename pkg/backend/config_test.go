@@ -249,7 +249,7 @@ func FuzzParseConfig(f *testing.F) {
 // The reference in docs/reference/configuration.md names every key of the file, in the form of a table row, and no other, and its
 // examples are accepted.
 func TestTheDocumentedConfigIsTheOneThatIsRead(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/configuration.md")
+	doc, err := os.ReadFile("../../docs/reference/configuration.md")
 	check(t, err)
 	want := map[string]bool{}
 	var collect func(place string, s reflect.Type)
@@ -293,7 +293,7 @@ func TestTheDocumentedConfigIsTheOneThatIsRead(t *testing.T) {
 }
 
 func TestClientsAreDeclaredInTheFile(t *testing.T) {
-	document, err := os.ReadFile("../../docs/declared-clients.md")
+	document, err := os.ReadFile("../../docs/reference/declared-clients.md")
 	check(t, err)
 	_, rest, _ := strings.Cut(string(document), "```yaml\nclients:\n")
 	example, _, _ := strings.Cut(rest, "```")

@@ -33,7 +33,7 @@ func TestPassedOptionsOfTheAWSDriverAreMountpoints(t *testing.T) {
 
 // Every mount option that the page on settings of other drivers advises to use exists.
 func TestTheAdviceNamesExistingOptions(t *testing.T) {
-	page, err := os.ReadFile("../../docs/migrating-settings.md")
+	page, err := os.ReadFile("../../docs/reference/migrating-settings.md")
 	must(t, err)
 	named := regexp.MustCompile(`mount options? ([a-z-]+(?:, [a-z-]+)*)(?: of (rclone|mountpoint-s3))?(?: or ([a-z-]+) of mountpoint-s3)?`)
 	found, limits := 0, false

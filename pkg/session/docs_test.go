@@ -16,7 +16,7 @@ import (
 func TestTheDocumentedExamplesAreTaken(t *testing.T) {
 	var doc []byte
 	for _, page := range []string{"credentials-setup", "minio"} {
-		text, err := os.ReadFile("../../docs/" + page + ".md")
+		text, err := os.ReadFile("../../docs/how-to/" + page + ".md")
 		must(t, err)
 		doc = append(doc, text...)
 	}

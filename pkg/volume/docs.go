@@ -63,7 +63,7 @@ func ParameterDocs() []ParameterDoc {
 		{keyMaxBytes, ScopeClass, "`1Ti`", "Maximum number of bytes that a clone copies: `500Gi`.", false,
 			of(func(p *Parameters) *int64 { return &p.MaxBytes }, parseBytes[int64](1, 1<<62), nil)},
 		{keySnapshotAccess, ScopeClass, "`copy`", "`copy` copies the objects of a snapshot into the volume. `direct` makes the volume [the snapshot " +
-			"itself](snapshots.md#read-a-snapshot-without-a-copy), read-only.", false, of(func(p *Parameters) *string { return &p.SnapshotAccess },
+			"itself](../explanation/snapshots.md#read-a-snapshot-without-a-copy), read-only.", false, of(func(p *Parameters) *string { return &p.SnapshotAccess },
 			parseOneOf(SnapshotAccessCopy, SnapshotAccessDirect), nil)},
 		{keySnapshot, ScopeContext, "none", "A snapshot in the bucket, `<name>@<generation>`, which the volume shows read-only. Not with `prefix`.", false,
 			of(func(p *Parameters) *string { return &p.Node.Snapshot }, parseSnapshot, text)},
@@ -73,13 +73,15 @@ func ParameterDocs() []ParameterDoc {
 		{keyClient, ScopeBoth, "the default client of the backend, else of the driver", "The FUSE client: `mountpoint-s3` or `rclone`.", false,
 			of(func(p *Parameters) *string { return &p.Node.Client }, parseClient, text)},
 		{keyCredentials, ScopeBoth, "`secret` if the request has a secret with keys, else `driver`",
-			"[Source](credentials.md#sources) of the mount's credentials: `driver` (the driver's own), `secret` (the CSI secret) or `workload` (the token of the " +
+			"[Source](../explanation/credentials.md#sources) of the mount's credentials: `driver` (the driver's own), `secret` (the CSI secret) or `workload` (the " +
+				"token of the " +
 				"pod's service account).", false, oneOf(func(p *Parameters) *string { return &p.Node.Credentials }, credentials.SourceDriver, credentials.SourceSecret,
 				credentials.SourceWorkload)},
 		{keyRoleARN, ScopeBoth, "`workload`: the backend's `workloadRoleARN`; `secret`: the secret's `roleARN`; else none",
-			"[Role](credentials.md#roles) of the mount's sessions; may use `${pod.namespace}` and " +
+			"[Role](../explanation/credentials.md#roles) of the mount's sessions; may use `${pod.namespace}` and " +
 				"`${pod.serviceAccountName}`.", false, of(func(p *Parameters) *string { return &p.Node.RoleARN }, parseRole, text)},
-		{keyScope, ScopeBoth, "the backend's `scope`", "Whether the mount's session is [limited to its volume](credentials.md#scope): `required`, `auto` or " +
+		{keyScope, ScopeBoth, "the backend's `scope`", "Whether the mount's session is [limited to its volume](../explanation/credentials.md#scope): `required`, " +
+			"`auto` or " +
 			"`off`. A volume can be stricter than its backend, not less strict.", false, oneOf(func(p *Parameters) *string { return &p.Node.Scope }, ScopeRequired,
 			ScopeAuto, ScopeOff)},
 		{keySessionDuration, ScopeBoth, "the service's default, an hour on AWS",
@@ -110,9 +112,11 @@ func ParameterDocs() []ParameterDoc {
 		{keyConsistency, ScopeBoth, "`mountpoint-s3`: `relaxed` with `readOnly` and without `cache`, else `close-to-open`; `rclone`: `close-to-open`",
 			"`relaxed` uses what a listing showed of files for up to 60 seconds. `close-to-open` shows other writers' changes as soon as the client can. " +
 				"[Details](#consistency).", false, oneOf(func(p *Parameters) *string { return &p.Node.Consistency }, ConsistencyCloseToOpen, ConsistencyRelaxed)},
-		{keyLinger, ScopeBoth, "not at all", "How long [client and cache stay](sessions.md#warm-volumes) after the volume's last pod on a node has gone, from 1s " +
+		{keyLinger, ScopeBoth, "not at all", "How long [client and cache stay](../explanation/sessions.md#warm-volumes) after the volume's last pod on a node has " +
+			"gone, from 1s " +
 			"to 24h: `10m`.", false, of(func(p *Parameters) *time.Duration { return &p.Node.Linger }, parseDuration(MinLinger, MaxLinger, "10m"), time.Duration.String)},
-		{keyUsage, ScopeBoth, "not at all", "How often a node lists the volume to [measure](usage.md) its bytes and objects, from 10m to 168h: `6h`. `off`: not " +
+		{keyUsage, ScopeBoth, "not at all", "How often a node lists the volume to [measure](../how-to/usage.md) its bytes and objects, from 10m to 168h: `6h`. " +
+			"`off`: not " +
 			"before a VolumeAttributesClass sets an interval.", true, of(func(p *Parameters) *Usage { return &p.Usage }, parseUsage, Usage.String)},
 		{keyMountOptions, ScopeBoth, "none", "[Options](client-options.md) of the client, comma-separated: `allow-delete,max-threads=8`, beside `mountOptions` of " +
 			"class or PersistentVolume.", false,

@@ -105,7 +105,8 @@ func awsOptions() []ForeignDoc {
 	t.all(Refused, "put the certificates into caFile of the volume's backend", "ca-bundle")
 	t.all(Refused, `a shared cache would expose the volume's content to others; set cache: "true" and cacheSize`, "cache-xz")
 	t.all(Refused, "a volume cannot choose network interfaces of the node; remove it", "bind")
-	t.all(Refused, "a volume cannot decide where data is sent; remove it; the driver's metrics are in docs/metrics.md", "otlp-endpoint", "otlp-export-interval")
+	t.all(Refused, "a volume cannot decide where data is sent; remove it; the driver's metrics are in docs/reference/metrics.md", "otlp-endpoint",
+		"otlp-export-interval")
 	t.all(Refused, "list each option separately and under its own name", "o")
 	return t.rows
 }

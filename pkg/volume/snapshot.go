@@ -172,9 +172,11 @@ func SnapshotParameterDocs() []Doc[SnapshotParameters] {
 		{keyBucketName, ScopeClass, "the source's bucket; required if the source has its own bucket",
 			"The bucket in which snapshots are stored. On the source's backend; the driver's credentials must reach both.", false,
 			of(func(p *SnapshotParameters) *string { return &p.BucketName }, parseBucket, nil)},
-		{keyConsistency, ScopeClass, "`object`", "[`object`](snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some " +
+		{keyConsistency, ScopeClass, "`object`", "[`object`](../explanation/snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and " +
+			"existed at some " +
 			"time " +
-			"between the start and the end of the copy. [`time`](snapshots.md#a-snapshot-of-one-time): all objects are as they were at one time; the bucket must " +
+			"between the start and the end of the copy. [`time`](../explanation/snapshots.md#a-snapshot-of-one-time): all objects are as they were at one time; the " +
+			"bucket must " +
 			"have versioning.", false,
 			oneOf(func(p *SnapshotParameters) *string { return &p.Consistency }, SnapshotObject, SnapshotTime)},
 		{keyMaxObjects, ScopeClass, "`100000`", "Maximum number of objects of a snapshot. A larger source is refused.", false,
@@ -183,7 +185,7 @@ func SnapshotParameterDocs() []Doc[SnapshotParameters] {
 			of(func(p *SnapshotParameters) *int64 { return &p.MaxBytes }, parseBytes[int64](1, 1<<62), nil)},
 		{keyOnDelete, ScopeClass, "`delete`", "What DeleteSnapshot does with the data: `delete`, `purge` or `retain`, as for volumes.", false,
 			oneOf(func(p *SnapshotParameters) *OnDelete { return &p.OnDelete }, OnDeleteDelete, OnDeletePurge, OnDeleteRetain)},
-		{keyStaticVolumes, ScopeClass, "`false`", "`true` allows snapshots of [static volumes](snapshots.md#snapshots-of-static-volumes).", false,
+		{keyStaticVolumes, ScopeClass, "`false`", "`true` allows snapshots of [static volumes](../explanation/snapshots.md#snapshots-of-static-volumes).", false,
 			of(func(p *SnapshotParameters) *bool { return &p.StaticVolumes }, parseBool, nil)},
 	}
 }
