@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
 	"net/http"
 	"strings"
 	"sync"
@@ -24,24 +23,23 @@ import (
 const accessProbe = "s3-csi-access-check-"
 
 // CheckAccess tries what a mount's client will do with these keys: list one key below prefix, and HEAD a key below it that does
-// not exist, which must be a 404. It writes nothing and returns what it learnt about the bucket. prefix is "" or ends in "/";
-// region "" is the backend's, and is corrected if the service names another; owner is as in Validate. The result is not cached,
-// because it depends on one session's permissions.
+// not exist, which must be a 404. It writes nothing and returns what it learnt about the bucket. Region "" is the backend's, and is
+// corrected if the service names another; the owner is as in Validate. The result is not cached, because it depends on one session's
+// permissions.
 //
 // Both requests are sent at once unless the region is a guess. If both fail, the listing's error is returned.
 //
 // NotFound: there is no such bucket. Denied: the keys are not enough for a mount.
-func (b *Buckets) CheckAccess(ctx context.Context, be Backend, keys credentials.Keys, bucket, prefix, region, owner string) (BucketInfo, error) {
-	owner, err := b.expectedOwner(ctx, be, keys, owner)
+func (b *Buckets) CheckAccess(ctx context.Context, be Backend, a Access) (BucketInfo, error) {
+	info := a.Bucket
+	var err error
+	info.Owner, err = b.expectedOwner(ctx, be, a.Keys, info.Owner)
 	if err != nil {
 		return BucketInfo{}, err
 	}
-	guessed := region == "" && be.Region == "" && be.AWS()
-	if region == "" {
-		region = be.StartRegion()
-	}
-	c := &accessCheck{b: b, be: be, keys: keys, prefix: prefix}
-	info := BucketInfo{Name: bucket, Region: region, Owner: owner}
+	guessed := info.Region == "" && be.Region == "" && be.AWS()
+	info.Region = cmp.Or(info.Region, be.StartRegion())
+	c := &accessCheck{b: b, be: be, keys: a.Keys, prefix: a.Prefix}
 
 	asking, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -55,7 +53,7 @@ func (b *Buckets) CheckAccess(ctx context.Context, be Backend, keys credentials.
 		defer func() { cancel(); <-asked }()
 	}
 	if info, err = b.inRegion(be, info, func(info BucketInfo) (string, error) { return "", c.list(ctx, info) }); err != nil {
-		return BucketInfo{}, ownerHint(Classify(err, "list with the mount's credentials "+c.place(info)), owner)
+		return BucketInfo{}, ownerHint(Classify(err, "list with the mount's credentials "+c.place(info)), info.Owner)
 	}
 	if guessed || info != early {
 		err = c.head(ctx, info)
@@ -64,6 +62,15 @@ func (b *Buckets) CheckAccess(ctx context.Context, be Backend, keys credentials.
 		err = headErr
 	}
 	return c.judge(info, err)
+}
+
+// Access is the use of a part of a bucket with some keys.
+type Access struct {
+	Keys credentials.Keys
+	// Class names the identity that sessions are made from (credentials.Order.Class).
+	Class  string
+	Bucket BucketInfo
+	Prefix string // "" or ends in "/"
 }
 
 // accessCheck is shared by the requests of one CheckAccess.
@@ -83,7 +90,12 @@ func (c *accessCheck) list(ctx context.Context, info BucketInfo) error {
 	if err != nil {
 		return err
 	}
-	_, err = client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &info.Name, Prefix: Optional(c.prefix), MaxKeys: aws.Int32(1),
+	return listOne(ctx, client, info.Name, c.prefix)
+}
+
+// listOne lists one key below a prefix.
+func listOne(ctx context.Context, client *s3.Client, bucket, prefix string) error {
+	_, err := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &bucket, Prefix: Optional(prefix), MaxKeys: aws.Int32(1),
 		EncodingType: types.EncodingTypeUrl})
 	return err
 }
@@ -104,7 +116,7 @@ func (c *accessCheck) judge(info BucketInfo, err error) (BucketInfo, error) {
 		return info, nil
 	}
 	what := "read with the mount's credentials below " + c.place(info)
-	if a, ok := answered(err); ok && a.status == http.StatusForbidden {
+	if a, ok := Answered(err); ok && a.Status == http.StatusForbidden {
 		return BucketInfo{}, ownerHint(fault.Errorf(fault.Denied, "%w; the prefix can be listed, but HEAD of a missing key must be a 404: "+
 			"either s3:GetObject is not allowed below the prefix, or the service is one of those that answer 403 for missing keys despite the permission to list",
 			Classify(err, what)), info.Owner)
@@ -139,35 +151,32 @@ func keepProof(_ struct{}, err error) time.Duration {
 //
 // Directory buckets are not checked, because their sessions are for the whole bucket.
 //
-// The result is cached per revision of the backend, bucket and class, which names the identity that sessions are made from
-// (credentials.Order.Class). region and owner are those in CheckAccess's result.
+// The result is cached per revision of the backend, bucket and class. The bucket's region and owner are those in CheckAccess's result.
 //
 // Precondition: the service does not enforce session policies.
-func (b *Buckets) ProveScope(ctx context.Context, be Backend, keys credentials.Keys, class, bucket, prefix, region, owner string) error {
-	if be.AWS() && strings.HasSuffix(bucket, directorySuffix) {
+func (b *Buckets) ProveScope(ctx context.Context, be Backend, a Access) error {
+	if be.AWS() && strings.HasSuffix(a.Bucket.Name, directorySuffix) {
 		return nil // policies of its sessions cannot name parts of the bucket
 	}
-	key := bucketKey{be.Revision(), bucket, class, owner}
-	if prefix == "" {
+	key := bucketKey{be.Revision(), a.Bucket.Name, a.Class, a.Bucket.Owner}
+	if a.Prefix == "" {
 		key.identity += " whole" // another policy
 	}
 	_, err := b.proofs.Get(ctx, key, func(ctx context.Context) (struct{}, error) {
-		info := BucketInfo{Name: bucket, Region: region, Owner: owner}
-		if region == "" {
-			info.Region = be.StartRegion()
-		}
-		return struct{}{}, b.proveScope(ctx, be, keys, prefix, info)
+		a.Bucket.Region = cmp.Or(a.Bucket.Region, be.StartRegion())
+		return struct{}{}, b.proveScope(ctx, be, a)
 	})
 	return err
 }
 
-func (b *Buckets) proveScope(ctx context.Context, be Backend, keys credentials.Keys, prefix string, info BucketInfo) error {
+func (b *Buckets) proveScope(ctx context.Context, be Backend, a Access) error {
+	info, prefix := a.Bucket, a.Prefix
 	lists := []string{"", strings.TrimSuffix(prefix, "/") + neighbour}
 	object := accessProbe + rand.Text()
 	if prefix == "" {
 		lists, object = []string{volume.RecordPrefix + "/"}, volume.RecordPrefix+"/"+object
 	}
-	client, err := b.clients.Bucket(ctx, be, keys, info)
+	client, err := b.clients.Bucket(ctx, be, a.Keys, info)
 	if err != nil {
 		return err
 	}
@@ -175,9 +184,7 @@ func (b *Buckets) proveScope(ctx context.Context, be Backend, keys credentials.K
 	var wg sync.WaitGroup
 	for i, list := range lists {
 		wg.Go(func() {
-			_, err := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &info.Name, Prefix: Optional(list), MaxKeys: aws.Int32(1),
-				EncodingType: types.EncodingTypeUrl})
-			all[i] = refused(be, err, "list "+info.Name+"/"+list)
+			all[i] = refused(be, listOne(ctx, client, info.Name, list), "list "+info.Name+"/"+list)
 		})
 	}
 	wg.Go(func() {
@@ -200,12 +207,12 @@ func refused(be Backend, err error, what string) error {
 		return fault.See(credentials.Page, fault.Errorf(fault.Precondition, "%s does not enforce session policies: a session for one volume can also %s; "+
 			"set scope: off on the backend in the driver's config file, and give each volume its own secret", be, what))
 	}
-	if a, _ := answered(err); a.status == http.StatusForbidden {
-		if _, other := meaningOf(a.code); !other {
+	if a, _ := Answered(err); a.Status == http.StatusForbidden {
+		if _, other := meaningOf(a.Code); !other {
 			return nil
 		}
 	}
-	if f := (*fault.Error)(nil); errors.As(err, &f) {
+	if is[*fault.Error](err) {
 		return err
 	}
 	return Classify(err, "check that "+be.String()+" enforces session policies ("+what+")")

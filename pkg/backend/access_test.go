@@ -33,7 +33,8 @@ func TestCheckAccessTriesWhatAClientWillDo(t *testing.T) {
 					refuse(w, r, c.list, c.code)
 				}
 			}, "")
-			_, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, testKeys, "b", "p/", "eu-west-1", "")
+			_, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b",
+				Region: "eu-west-1"}})
 			if fault.KindOf(err) != c.kind || (err == nil) != (c.kind == fault.Unknown) {
 				t.Errorf("kind %v: %v", fault.KindOf(err), err)
 			}
@@ -69,7 +70,7 @@ func TestCheckAccessFollowsTheRegion(t *testing.T) {
 			say(w, emptyListing)
 		}
 	}, "")
-	info, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, testKeys, "b", "", "", "")
+	info, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, Access{Keys: testKeys, Bucket: BucketInfo{Name: "b"}})
 	if err != nil || info.Region != "eu-west-3" {
 		t.Errorf("got %+v, %v", info, err)
 	}
@@ -112,11 +113,10 @@ func TestCheckAccessAsksBothAtOnceWhereTheRegionIsNoGuess(t *testing.T) {
 				c.config += "    endpoint: http://fake.example\n"
 			}
 			cfg, err := ParseConfig([]byte("backends:\n  fake:\n    expectedBucketOwner: '111111111111'\n"+c.config), "", "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			clients, be := newTestClients(t, cfg, "fake", withTransport(f))
-			if _, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, testKeys, "b", "p/", c.given, ""); err != nil {
+			if _, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b",
+				Region: c.given}}); err != nil {
 				t.Fatal(err)
 			}
 			if got := f.requests(); len(got) != 2 || !c.together && !strings.HasPrefix(got[0], "GET") {
@@ -138,7 +138,7 @@ func TestCheckAccessReportsTheListingsFailureFirst(t *testing.T) {
 		<-asked
 		refuse(w, r, 404, "NoSuchBucket")
 	}, "")
-	_, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, testKeys, "b", "p/", "", "")
+	_, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b"}})
 	if !fault.Is(err, fault.NotFound) {
 		t.Errorf("got %v", err)
 	}
@@ -158,7 +158,8 @@ func TestCheckAccessDoesNotWaitForAnAnswerThatDoesNotCount(t *testing.T) {
 		<-asked
 		refuse(w, r, 403, "AccessDenied")
 	}, "")
-	if _, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, testKeys, "b", "p/", "", ""); !fault.Is(err, fault.Denied) {
+	if _, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b"}}); !fault.Is(err,
+		fault.Denied) {
 		t.Errorf("got %v", err)
 	}
 	<-left

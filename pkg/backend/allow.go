@@ -3,6 +3,7 @@ package backend
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -13,7 +14,12 @@ import (
 type Allow struct{ rules []rule }
 
 // rule matches a use if each value that it restricts matches one of its patterns.
-type rule struct{ Namespaces, Buckets, Roles, Sources []string }
+type rule struct {
+	Namespaces []string `json:"namespaces"`
+	Buckets    []string `json:"buckets"`
+	Roles      []string `json:"roles"`
+	Sources    []string `json:"sources"`
+}
 
 // Use is one use of a backend: a publication, or the creation of a volume.
 type Use struct {
@@ -41,8 +47,9 @@ func (b Backend) Allows(u Use) error {
 			nearest, at = lacks, i
 		}
 	}
-	return fault.See("docs/reference/configuration.md#rules", fault.Errorf(fault.Denied, "the operator's rules (allow of %s in the driver's config file) do not allow %s: the closest rule, backends.%s.allow[%d], lacks %s; extend it or add a rule",
-		b, u, b.Name, at, strings.Join(nearest, " and ")))
+	return fault.See("docs/reference/configuration.md#rules", fault.Errorf(fault.Denied, "the operator's rules (allow of %s in the driver's config file) do not "+
+		"allow "+
+		"%s: the closest rule, backends.%s.allow[%d], lacks %s; extend it or add a rule", b, u, b.Name, at, strings.Join(nearest, " and ")))
 }
 
 // String describes the use in messages.
@@ -96,34 +103,16 @@ func MatchesAny(patterns []string, value string) bool {
 
 // matches reports whether the pattern, in which * stands for any text, matches the whole value.
 func matches(pattern, value string) bool {
-	parts := strings.Split(pattern, "*")
-	first, last := parts[0], parts[len(parts)-1]
-	if len(parts) == 1 {
-		return pattern == value
-	}
-	if len(value) < len(first)+len(last) || !strings.HasPrefix(value, first) || !strings.HasSuffix(value, last) {
-		return false
-	}
-	value = value[len(first) : len(value)-len(last)]
-	for _, part := range parts[1 : len(parts)-1] {
-		_, rest, found := strings.Cut(value, part)
-		if !found {
-			return false
-		}
-		value = rest
-	}
-	return true
+	return regexp.MustCompile("(?s)^" + strings.ReplaceAll(regexp.QuoteMeta(pattern), `\*`, ".*") + "$").MatchString(value)
 }
 
 // newAllow checks the file's rules. No rules are nil.
-func newAllow(files []fileRule, place string) (*Allow, error) {
-	if len(files) == 0 {
+func newAllow(rules []rule, place string) (*Allow, error) {
+	if len(rules) == 0 {
 		return nil, nil
 	}
-	a := &Allow{}
-	for i, f := range files {
+	for i, r := range rules {
 		at := fmt.Sprintf("%s[%d]", place, i)
-		r := rule(f)
 		if len(r.Namespaces)+len(r.Buckets)+len(r.Roles)+len(r.Sources) == 0 {
 			return nil, fault.Field(at, "restricts nothing, so it would allow everything; add namespaces, buckets, roles or sources, or omit allow")
 		}
@@ -141,15 +130,12 @@ func newAllow(files []fileRule, place string) (*Allow, error) {
 			}
 		}
 		for _, s := range r.Sources {
-			switch s {
-			case credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload:
-			default:
-				return nil, fault.Field(at+".sources", "%q must be one of %s, %s, %s", Clip(s, 32), credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
+			if err := oneOf(at+".sources", s, credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload); err != nil {
+				return nil, err
 			}
 		}
-		a.rules = append(a.rules, r)
 	}
-	return a, nil
+	return &Allow{rules}, nil
 }
 
 // checkPattern refuses patterns of other syntaxes and those that no value can match.

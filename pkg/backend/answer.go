@@ -14,33 +14,34 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// answer is a service's error response.
-type answer struct {
-	code    string // "AccessDenied"; without a body the SDK derives it from the status
-	message string
-	status  int    // HTTP status; 0: unknown
-	head    bool   // of a HEAD request, whose response has no body
-	plain   bool   // of a request without TLS
-	request string // the service's id of the request
-	header  http.Header
+// Answer is a service's error response.
+type Answer struct {
+	Code    string // "AccessDenied"; without a body the SDK derives it from the status
+	Message string
+	Status  int    // HTTP status; 0: unknown
+	Request string // the service's id of the request
+
+	head   bool // of a HEAD request, whose response has no body
+	plain  bool // of a request without TLS
+	header http.Header
 }
 
 // ThrottledCode is the code of all answers with status 429.
 const ThrottledCode = "TooManyRequests"
 
-// answered returns the service's error response in err's chain.
-func answered(err error) (answer, bool) {
-	var a answer
+// Answered returns the service's error response in err's chain.
+func Answered(err error) (Answer, bool) {
+	var a Answer
 	if api, ok := errors.AsType[smithy.APIError](err); ok {
-		a.code, a.message = api.ErrorCode(), api.ErrorMessage()
+		a.Code, a.Message = api.ErrorCode(), api.ErrorMessage()
 	}
 	if s := (interface{ HTTPStatusCode() int })(nil); errors.As(err, &s) {
-		a.status = s.HTTPStatusCode()
+		a.Status = s.HTTPStatusCode()
 	}
 	var response *awshttp.ResponseError
 	if errors.As(err, &response) && response.Response != nil && response.Response.Response != nil {
 		r := response.Response.Response
-		a.request, a.header = response.ServiceRequestID(), r.Header
+		a.Request, a.header = response.ServiceRequestID(), r.Header
 		if r.Request != nil {
 			a.head, a.plain = r.Request.Method == http.MethodHead, r.Request.URL != nil && r.Request.URL.Scheme == "http"
 		}
@@ -48,45 +49,45 @@ func answered(err error) (answer, bool) {
 	if a.head {
 		// MinIO's header for the reason without a body.
 		if code := a.header.Get("X-Minio-Error-Code"); code != "" {
-			a.code, a.message = code, a.header.Get("X-Minio-Error-Desc")
+			a.Code, a.Message = code, a.header.Get("X-Minio-Error-Desc")
 		}
 	}
-	if a.status == http.StatusTooManyRequests && a.code != ThrottledCode {
+	if a.Status == http.StatusTooManyRequests && a.Code != ThrottledCode {
 		// Services differ in the code, and some have none or one of another meaning.
-		a.message = strings.TrimSpace(a.code + " " + a.message)
-		a.code = ThrottledCode
+		a.Message = strings.TrimSpace(a.Code + " " + a.Message)
+		a.Code = ThrottledCode
 	}
-	if a.status < 300 {
-		if a.code == "" { // a 2xx with an unreadable body is not an error response
+	if a.Status < 300 {
+		if a.Code == "" { // a 2xx with an unreadable body is not an error response
 			return a, false
 		}
-		a.status = 0 // an error in the body of a 200, which S3 uses for long operations
+		a.Status = 0 // an error in the body of a 200, which S3 uses for long operations
 	}
-	return a, a.code != "" || a.status != 0
+	return a, a.Code != "" || a.Status != 0
 }
 
 // region returns the bucket's region as named by the service, or "". It becomes part of a host name, so it is validated.
-func (a answer) region() string {
+func (a Answer) region() string {
 	if r := a.header.Get(regionHeader); regionName.MatchString(r) {
 		return r
 	}
 	return ""
 }
 
-func (a answer) String() string {
+func (a Answer) String() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "the service returned")
-	if a.status != 0 {
-		fmt.Fprintf(&s, " %d", a.status)
+	if a.Status != 0 {
+		fmt.Fprintf(&s, " %d", a.Status)
 	}
-	if code := cmp.Or(a.code, http.StatusText(a.status)); code != "" {
+	if code := cmp.Or(a.Code, http.StatusText(a.Status)); code != "" {
 		fmt.Fprintf(&s, " %s", Clip(code, 80))
 	}
-	if a.message != "" && a.message != a.code && a.message != http.StatusText(a.status) {
-		fmt.Fprintf(&s, " %q", Clip(a.message, 300))
+	if a.Message != "" && a.Message != a.Code && a.Message != http.StatusText(a.Status) {
+		fmt.Fprintf(&s, " %q", Clip(a.Message, 300))
 	}
-	if a.request != "" {
-		fmt.Fprintf(&s, " (request %s)", Clip(a.request, 80))
+	if a.Request != "" {
+		fmt.Fprintf(&s, " (request %s)", Clip(a.Request, 80))
 	}
 	return s.String()
 }
@@ -149,12 +150,12 @@ func meaningOf(code string) (meaning, bool) {
 	return meaning{}, false
 }
 
-func (a answer) verdict() (fault.Kind, string) {
-	m, ok := meaningOf(a.code)
+func (a Answer) verdict() (fault.Kind, string) {
+	m, ok := meaningOf(a.Code)
 	if !ok {
 		m = a.byStatus()
 	}
-	if skew := a.skew(); skew != "" && (a.head && m.kind == fault.Denied || a.code == "SignatureDoesNotMatch" || m.advice == adviceClock) {
+	if skew := a.skew(); skew != "" && (a.head && m.kind == fault.Denied || a.Code == "SignatureDoesNotMatch" || m.advice == adviceClock) {
 		m = meaning{fault.Precondition, fmt.Sprintf("%s (this host is %s)", adviceClock, skew)}
 	}
 	text := a.String()
@@ -171,7 +172,7 @@ func (a answer) verdict() (fault.Kind, string) {
 const maxSkew = 5 * time.Minute
 
 // skew describes the difference of the clocks ("17m0s ahead"), or returns "" if it is small or unknown.
-func (a answer) skew() string {
+func (a Answer) skew() string {
 	date, err := http.ParseTime(a.header.Get("Date"))
 	switch ahead := time.Since(date).Round(time.Minute); {
 	case err != nil:
@@ -184,39 +185,39 @@ func (a answer) skew() string {
 }
 
 // byStatus returns the meaning of unknown codes and of responses without one.
-func (a answer) byStatus() meaning {
+func (a Answer) byStatus() meaning {
 	switch {
-	case a.status == http.StatusNotFound && !a.absent():
+	case a.Status == http.StatusNotFound && !a.absent():
 		return meaning{fault.Unavailable, "this 404 is not from S3; check that the endpoint is an S3 service"}
 	case a.absent():
 		return meaning{fault.NotFound, ""}
-	case a.status == http.StatusUnauthorized:
+	case a.Status == http.StatusUnauthorized:
 		return meaning{fault.Unauthenticated, adviceKeys}
-	case a.status == http.StatusForbidden && a.head:
+	case a.Status == http.StatusForbidden && a.head:
 		return meaning{fault.Denied, "the credentials are invalid or lack a permission; a response to HEAD does not say which"}
-	case a.status == http.StatusForbidden, a.status == 0 && (a.code == "AccessDenied" || a.code == "Forbidden"):
+	case a.Status == http.StatusForbidden, a.Status == 0 && (a.Code == "AccessDenied" || a.Code == "Forbidden"):
 		return meaning{fault.Denied, "the credentials lack a permission, or a policy forbids it"}
-	case a.status == http.StatusBadRequest && a.plain && (a.head || a.code == "" || a.code == "UnknownError" || a.code == "BadRequest"):
+	case a.Status == http.StatusBadRequest && a.plain && (a.head || a.Code == "" || a.Code == "UnknownError" || a.Code == "BadRequest"):
 		return meaning{fault.Precondition, "the answer has no reason; possible are expired credentials, a wrong region or a wrong clock, and " + adviceTLS}
-	case a.status == http.StatusBadRequest && a.head:
+	case a.Status == http.StatusBadRequest && a.head:
 		return meaning{fault.Precondition, "a response to HEAD has no reason; possible are expired credentials, a wrong region or a wrong clock"}
-	case a.status == http.StatusMovedPermanently, a.status == http.StatusPermanentRedirect:
+	case a.Status == http.StatusMovedPermanently, a.Status == http.StatusPermanentRedirect:
 		return meaning{fault.Precondition, adviceRegion}
-	case a.status == http.StatusTemporaryRedirect, a.status == http.StatusRequestTimeout:
+	case a.Status == http.StatusTemporaryRedirect, a.Status == http.StatusRequestTimeout:
 		return meaning{fault.Unavailable, ""}
-	case a.status == http.StatusServiceUnavailable:
+	case a.Status == http.StatusServiceUnavailable:
 		return meaning{fault.Unavailable, adviceSlow}
-	case a.status == http.StatusMethodNotAllowed, a.status == http.StatusNotImplemented:
+	case a.Status == http.StatusMethodNotAllowed, a.Status == http.StatusNotImplemented:
 		return meaning{fault.Unsupported, "the service does not support this operation"}
-	case a.status == http.StatusConflict, a.status == 0 && a.code == "OperationAborted":
+	case a.Status == http.StatusConflict, a.Status == 0 && a.Code == "OperationAborted":
 		return meaning{fault.Busy, "another request for the same object is in progress"}
-	case a.status == http.StatusPreconditionFailed, a.status == 0 && a.code == "PreconditionFailed":
+	case a.Status == http.StatusPreconditionFailed, a.Status == 0 && a.Code == "PreconditionFailed":
 		return meaning{fault.Busy, "another writer changed it first"}
-	case a.status == http.StatusInsufficientStorage:
+	case a.Status == http.StatusInsufficientStorage:
 		return meaning{fault.Exhausted, "the service has no space left"}
-	case a.status >= 500, a.status == 0 && a.code == "InternalError":
+	case a.Status >= 500, a.Status == 0 && a.Code == "InternalError":
 		return meaning{fault.Unavailable, ""}
-	case a.status >= 300 && a.status < 500:
+	case a.Status >= 300 && a.Status < 500:
 		return meaning{fault.Precondition, ""}
 	}
 	return meaning{fault.Unknown, ""}
@@ -224,21 +225,21 @@ func (a answer) byStatus() meaning {
 
 // absent reports whether the response means that an object does not exist. The 404 of a HEAD has only its status. Otherwise S3
 // names what is missing, unlike other web servers and proxies.
-func (a answer) absent() bool {
+func (a Answer) absent() bool {
 	// Some services return 404 for an unknown access key, for example.
-	if m, ok := meaningOf(a.code); ok {
+	if m, ok := meaningOf(a.Code); ok {
 		return m.kind == fault.NotFound
 	}
-	switch a.code {
+	switch a.Code {
 	case "NotFound", "UnknownError", "":
-		return a.code == "NotFound" && (a.head || a.status == 0)
+		return a.Code == "NotFound" && (a.head || a.Status == 0)
 	}
-	return a.status == http.StatusNotFound
+	return a.Status == http.StatusNotFound
 }
 
 // IsNotFound reports whether S3 returned that a bucket, key, upload or configuration does not exist. A 403 never means that.
 func IsNotFound(err error) bool {
-	a, ok := answered(err)
+	a, ok := Answered(err)
 	return ok && a.absent()
 }
 
@@ -248,44 +249,44 @@ func IsNoSuchBucket(err error) bool { return ErrorCode(err) == "NoSuchBucket" }
 // IsPreconditionFailed reports whether the condition of a request did not hold (412). After a retry inside the SDK the first
 // attempt of the same request may have made the change.
 func IsPreconditionFailed(err error) bool {
-	a, ok := answered(err)
-	return ok && (a.code == "PreconditionFailed" || a.status == http.StatusPreconditionFailed)
+	a, ok := Answered(err)
+	return ok && (a.Code == "PreconditionFailed" || a.Status == http.StatusPreconditionFailed)
 }
 
 // IsConflict reports whether another request for the same object was in progress (409), so that a retry may succeed.
 func IsConflict(err error) bool {
-	a, ok := answered(err)
-	return ok && (a.code == "ConditionalRequestConflict" || a.code == "OperationAborted")
+	a, ok := Answered(err)
+	return ok && (a.Code == "ConditionalRequestConflict" || a.Code == "OperationAborted")
 }
 
 // IsNotImplemented reports whether the service does not support the operation or one of its headers (501, 405).
 func IsNotImplemented(err error) bool {
-	a, ok := answered(err)
-	return ok && (a.code == "NotImplemented" || a.code == "MethodNotAllowed" || a.status == http.StatusNotImplemented || a.status == http.StatusMethodNotAllowed)
+	a, ok := Answered(err)
+	return ok && (a.Code == "NotImplemented" || a.Code == "MethodNotAllowed" || a.Status == http.StatusNotImplemented || a.Status == http.StatusMethodNotAllowed)
 }
 
 // IsUnsupported reports whether the service does not support a request that is right for S3: a condition (If-Match, If-None-Match), or an
 // operation that has a substitute, such as DeleteObjects. Services answer with 501, 405, or one of many codes of 400.
 func IsUnsupported(err error) bool {
-	a, ok := answered(err)
-	if !ok || a.status != http.StatusBadRequest || a.head || strings.HasPrefix(a.code, "KMS.") {
+	a, ok := Answered(err)
+	if !ok || a.Status != http.StatusBadRequest || a.head || strings.HasPrefix(a.Code, "KMS.") {
 		return IsNotImplemented(err)
 	}
-	switch a.code { // reasons that are not about the condition or the operation
+	switch a.Code { // reasons that are not about the condition or the operation
 	case "InvalidDigest", "XAmzContentSHA256Mismatch", "InvalidEncryptionAlgorithmError", "InvalidStorageClass", "InvalidTag", "MetadataTooLarge",
 		"EntityTooLarge", "EntityTooSmall", "InvalidPart", "InvalidPartOrder", "UserKeyMustBeSpecified":
 		return false
 	}
-	_, known := meaningOf(a.code)
-	return !known || a.code == "NotImplemented"
+	_, known := meaningOf(a.Code)
+	return !known || a.Code == "NotImplemented"
 }
 
 // ErrorCode returns the service's code in err's chain ("AccessDenied"), or "" without a response. Without a body it is
 // derived from the status ("NotFound").
 func ErrorCode(err error) string {
-	a, ok := answered(err)
+	a, ok := Answered(err)
 	if !ok {
 		return ""
 	}
-	return a.code
+	return a.Code
 }

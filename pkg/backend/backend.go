@@ -5,6 +5,7 @@
 package backend
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
@@ -20,51 +21,52 @@ import (
 // services without regions accept it.
 const fallbackRegion = "us-east-1"
 
-// Backend is the configuration of one S3 service. Values come from a Config; zero fields were not set.
+// Backend is the configuration of one S3 service. Values come from a Config; zero fields were not set. The tags are keys of the config file.
 type Backend struct {
 	// Name is the name that volumes use.
-	Name string
+	Name string `json:"-"`
 	// Endpoint is a URL of scheme and host; "" is AWS.
-	Endpoint string
+	Endpoint string `json:"endpoint"`
 	// Region is used until a bucket's own region is known; "" is unknown.
-	Region string
+	Region string `json:"region"`
 	// PathStyle puts the bucket into the path instead of the host name.
-	PathStyle bool
+	PathStyle bool `json:"-"`
 	// RelaxedBucketNames allows names of buckets that Amazon S3 does not.
-	RelaxedBucketNames bool
+	RelaxedBucketNames bool `json:"-"`
 	// DualStack and FIPS choose these endpoints of AWS, for the driver and for clients.
-	DualStack, FIPS bool
+	DualStack bool `json:"dualStack"`
+	FIPS      bool `json:"fips"`
 	// Requests are the settings of all requests, which a volume's mount options override.
-	Requests Requests
+	Requests Requests `json:"-"`
 	// CAFile is an absolute path of PEM certificates that are trusted for Endpoint instead of the system's; "" is the
 	// system's.
-	CAFile string
+	CAFile string `json:"caFile"`
 	// Proxy is the HTTP proxy for Endpoint and the token service.
-	Proxy Proxy
+	Proxy Proxy `json:"-"`
 	// DefaultClient is the client of volumes that name none; "" is the driver's default.
-	DefaultClient string
+	DefaultClient string `json:"defaultClient"`
 	// STS is the security token service; nil: not declared. AWS always has one.
-	STS *STS
+	STS *STS `json:"sts"`
 	// SingleController asserts that only one controller at a time uses this backend, for services without conditional writes.
-	SingleController bool
+	SingleController bool `json:"singleController"`
 	// AdoptUntaggedBuckets allows CreateVolume to use an existing empty bucket without tags, for services that drop tags.
-	AdoptUntaggedBuckets bool
+	AdoptUntaggedBuckets bool `json:"adoptUntaggedBuckets"`
 	// ControllerCredentials is the controller's source: credentials.SourceDriver or credentials.SourceSecret.
-	ControllerCredentials string
+	ControllerCredentials string `json:"controllerCredentials"`
 	// ExpectedBucketOwner is the account id that must own every bucket; "" is the caller's own, if STS reports it.
-	ExpectedBucketOwner string
+	ExpectedBucketOwner string `json:"expectedBucketOwner"`
 	// VolumeBuckets are names and patterns (with *) of the buckets whose volumes are listed; none: all buckets of the controller's account.
-	VolumeBuckets []string
+	VolumeBuckets []string `json:"volumeBuckets"`
 	// Scope is one of volume.Scope…; "" was not set, see ScopeOf.
-	Scope string
+	Scope string `json:"-"`
 	// Allow are the operator's rules; nil: everything is allowed.
-	Allow *Allow
+	Allow *Allow `json:"-"`
 	// WorkloadRoleARN is the default role of workload volumes, a volume.Role; "": there is none.
-	WorkloadRoleARN string
+	WorkloadRoleARN string `json:"workloadRoleARN"`
 	// ControllerRoleARN is the role that the controller assumes for its own work; "": none.
-	ControllerRoleARN string
+	ControllerRoleARN string `json:"controllerRoleARN"`
 	// PodIdentityAgent is the URL of EKS Pod Identity's agent on the nodes; "" is the default, see AgentURI.
-	PodIdentityAgent string
+	PodIdentityAgent string `json:"podIdentityAgent"`
 
 	// The content of CAFile once it was read, its certificates, and its hash.
 	ca    string
@@ -74,14 +76,14 @@ type Backend struct {
 
 // STS is a backend's security token service.
 type STS struct {
-	Endpoint string // URL; "" is the backend's own endpoint, or AWS's of Region
-	Region   string // "" is the backend's
+	Endpoint string `json:"endpoint"` // URL; "" is the backend's own endpoint, or AWS's of Region
+	Region   string `json:"region"`   // "" is the backend's
 	// Kinds are the kinds of sessions that it makes; none: the usual ones, see Backend.Makes.
-	Kinds []credentials.Kind
+	Kinds []credentials.Kind `json:"kinds"`
 	// Audience is that of service accounts' tokens for it; "" is the default on AWS and none elsewhere.
-	Audience string
+	Audience string `json:"audience"`
 	// RoleOptional means that AssumeRole and AssumeRoleWithWebIdentity need no role.
-	RoleOptional bool
+	RoleOptional bool `json:"roleOptional"`
 }
 
 // AWS reports whether the backend is Amazon S3 itself.
@@ -104,40 +106,19 @@ func (b Backend) CheckBucketName(name string) error {
 
 // StartRegion returns the region to use while a bucket's is unknown; never "".
 func (b Backend) StartRegion() string {
-	if b.Region != "" {
-		return b.Region
-	}
-	return fallbackRegion
+	return cmp.Or(b.Region, fallbackRegion)
 }
 
-// CA returns the content of CAFile as of when the config was read, or "". It reads the file if the config did not; the error is
-// a Precondition.
-func (b Backend) CA() (string, error) {
-	if b.ca != "" || b.CAFile == "" {
-		return b.ca, nil
-	}
-	pem, err := readBounded(b.CAFile, maxCAFileSize)
-	if err != nil {
-		return "", fault.Errorf(fault.Precondition, "%s: read caFile: %w", b, err)
-	}
-	return string(pem), nil
-}
+// CA returns the content of CAFile as of when the config was read, or "".
+func (b Backend) CA() string { return b.ca }
 
 // MountDigest returns a hash of the settings with which the client of a mount reaches the service: endpoint, region, addressing,
-// trusted certificates, proxy and settings of requests. It is stable over upgrades of the driver, so a mount with another digest uses settings that are
-// no longer configured. The error is CA's or ProxyCredentials'.
-func (b Backend) MountDigest() (string, error) {
-	ca, err := b.CA()
-	if err != nil {
-		return "", err
-	}
-	proxy, err := b.loaded()
-	if err != nil {
-		return "", err
-	}
+// trusted certificates, proxy and settings of requests. It is stable over upgrades of the driver, so a mount with another digest uses
+// settings that are no longer configured.
+func (b Backend) MountDigest() string {
 	h := sha256.New()
 	for _, f := range []struct{ key, value string }{
-		{"endpoint", b.Endpoint}, {"region", b.Region}, {"ca", ca}, {"proxy", b.ProxyFor(b.Endpoint)}, {"proxyCredentials", proxy.sum},
+		{"endpoint", b.Endpoint}, {"region", b.Region}, {"ca", b.ca}, {"proxy", b.ProxyFor(b.Endpoint)}, {"proxyCredentials", b.Proxy.sum},
 	} {
 		if f.value != "" {
 			fmt.Fprintf(h, "%s %d %s\n", f.key, len(f.value), f.value)
@@ -154,7 +135,7 @@ func (b Backend) MountDigest() (string, error) {
 	for _, o := range b.Requests.options() {
 		fmt.Fprintln(h, o)
 	}
-	return "v1:" + hex.EncodeToString(h.Sum(nil)), nil
+	return "v1:" + hex.EncodeToString(h.Sum(nil))
 }
 
 // ListedBuckets returns VolumeBuckets: names, and patterns that are matched with the buckets of the account.
@@ -175,20 +156,16 @@ func (b Backend) ListedBuckets() (names, patterns []string) {
 // Revision identifies the backend's complete configuration. Caches use it in their keys, so that responses of an old endpoint are
 // not used for a new one. It is valid in this process only.
 func (b Backend) Revision() string {
-	var sts STS
-	if b.STS != nil {
-		sts = *b.STS
+	sts, allow := b.STS, b.Allow
+	b.STS, b.Allow, b.roots, b.ca, b.Proxy.credentials = nil, nil, nil, "", "" // caSum and Proxy.sum identify the content of files
+	text := fmt.Appendf(nil, "%#v %t %t", b, sts != nil, allow != nil)
+	if sts != nil {
+		text = fmt.Appendf(text, " %#v", *sts)
 	}
-	var allow Allow
-	if b.Allow != nil {
-		allow = *b.Allow
+	if allow != nil {
+		text = fmt.Appendf(text, " %#v", *allow)
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q %q %t %q %q %q %q %t %t %t %q %q %q %t %q %q %q %q %q %q %q %q %q %t %t %v %t", b.Name, b.Endpoint,
-		b.Region, b.PathStyle, b.CAFile, b.caSum,
-		b.STS != nil, sts.Endpoint, sts.Region, sts.Kinds, sts.Audience, sts.RoleOptional, b.SingleController, b.AdoptUntaggedBuckets, b.ControllerCredentials,
-		b.ExpectedBucketOwner,
-		b.Scope, b.Allow != nil, allow, b.WorkloadRoleARN, b.ControllerRoleARN, b.PodIdentityAgent, b.VolumeBuckets,
-		b.Proxy.URL, b.Proxy.CredentialsFile, b.Proxy.sum, b.DefaultClient, b.DualStack, b.FIPS, b.Requests, b.RelaxedBucketNames))
+	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:16])
 }
 

@@ -83,9 +83,7 @@ func TestAnswers_WithoutEndTakeLittleMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, clients, be := serve(t, c.answer, "")
 			client, err := clients.S3(bounded(t), be, testKeys, "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			for operation, send := range map[string]func() error{
 				"a listing of one": func() error {
 					_, err := client.ListObjectsV2(bounded(t), &s3.ListObjectsV2Input{Bucket: new("b"), MaxKeys: aws.Int32(1)})
@@ -119,9 +117,7 @@ func TestAnswers_OfTheTokenServiceWithoutEndTakeLittleMemory(t *testing.T) {
 	} {
 		_, clients, be := serve(t, answer, "")
 		client, err := clients.STS(bounded(t), be, testKeys)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		took := allocated(func() { _, err = client.GetCallerIdentity(bounded(t), &sts.GetCallerIdentityInput{}) })
 		if err == nil || took > 100<<20 {
 			t.Errorf("%s: allocated %d MiB, %v", name, took>>20, err)
@@ -161,13 +157,9 @@ func TestAnswers_OfCredentialServicesWithoutEndTakeLittleMemory(t *testing.T) {
 func TestAnswers_ContentOfObjectsHasNoBound(t *testing.T) {
 	_, clients, be := serve(t, endless(200, "", strings.Repeat(`<"`, 1<<10), 16<<20), "")
 	client, err := clients.S3(bounded(t), be, testKeys, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	out, err := client.GetObject(bounded(t), &s3.GetObjectInput{Bucket: new("b"), Key: new("k")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer out.Body.Close()
 	if n, err := io.Copy(io.Discard, out.Body); n < 16<<20 || err != nil {
 		t.Errorf("read %d bytes, %v", n, err)
@@ -183,9 +175,7 @@ func TestAnswers_LongestListingIsRead(t *testing.T) {
 		say(w, "%s", listing+strings.Repeat(entry, 1000)+"</ListBucketResult>")
 	}, "")
 	client, err := clients.S3(bounded(t), be, testKeys, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if out, err := client.ListObjectsV2(bounded(t), &s3.ListObjectsV2Input{Bucket: new("b")}); err != nil || len(out.Contents) != 1000 {
 		t.Errorf("got %v, %v", out, err)
 	}
@@ -206,9 +196,7 @@ func TestThrottling_IsRepeatedUnderAnyCode(t *testing.T) {
 				}
 			}, "")
 			client, err := clients.S3(bounded(t), be, testKeys, "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			if err := send(bounded(t), client); !fault.Is(Classify(err, "x"), fault.Unavailable) || IsNotFound(err) || IsUnsupported(err) {
 				t.Errorf("%s once, code %q: %v", name, code, err)
 			}

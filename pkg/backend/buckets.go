@@ -39,7 +39,7 @@ type Buckets struct {
 	infos         *ttlcache.Cache[bucketKey, BucketInfo]
 	versions      *ttlcache.Cache[bucketKey, Versioning]
 	locks         *ttlcache.Cache[bucketKey, Retention]
-	accounts      *ttlcache.Cache[bucketKey, account]
+	accounts      *ttlcache.Cache[bucketKey, string]
 	proofs        *ttlcache.Cache[bucketKey, struct{}]
 	accountLogged sync.Map // backend names whose missing account was logged
 	now           func() time.Time
@@ -96,19 +96,19 @@ func (b *Buckets) identity(keys credentials.Keys) string {
 	return keys.Digest(b.salt)
 }
 
-// Validate checks that the bucket exists and that keys may list it, and returns its region. owner is the account id that must own
-// it; "" is the backend's expectedBucketOwner, or else the caller's own account if STS reports it.
+// Validate checks that the bucket of that name exists and that keys may list it, and returns its region. The owner is the account id that
+// must own it; "" is the backend's expectedBucketOwner, or else the caller's own account if STS reports it.
 //
 // NotFound: there is no such bucket. Denied: it may exist, but not for these keys or not with that owner. Results are cached:
 // see Forget.
-func (b *Buckets) Validate(ctx context.Context, be Backend, keys credentials.Keys, bucket, owner string) (BucketInfo, error) {
-	key := bucketKey{be.Revision(), bucket, b.identity(keys), owner}
+func (b *Buckets) Validate(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (BucketInfo, error) {
+	key := bucketKey{be.Revision(), info.Name, b.identity(keys), info.Owner}
 	return b.infos.Get(ctx, key, func(ctx context.Context) (BucketInfo, error) {
-		owner, err := b.expectedOwner(ctx, be, keys, owner)
+		owner, err := b.expectedOwner(ctx, be, keys, info.Owner)
 		if err != nil {
 			return BucketInfo{}, err
 		}
-		return b.validate(ctx, be, keys, BucketInfo{Name: bucket, Region: be.StartRegion(), Owner: owner})
+		return b.validate(ctx, be, keys, BucketInfo{Name: info.Name, Region: be.StartRegion(), Owner: owner})
 	})
 }
 
@@ -146,23 +146,23 @@ func head(ctx context.Context, client *s3.Client, bucket string) (string, error)
 	if err == nil {
 		return aws.ToString(out.BucketRegion), nil
 	}
-	a, ok := answered(err)
+	a, ok := Answered(err)
 	if !ok || a.region() != "" && a.region() != client.Options().Region {
 		return "", err
 	}
-	switch a.status {
+	switch a.Status {
 	case http.StatusMovedPermanently, http.StatusBadRequest, http.StatusForbidden, http.StatusNotFound:
 	default:
 		return "", err
 	}
-	_, why := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &bucket, MaxKeys: aws.Int32(1), EncodingType: types.EncodingTypeUrl})
+	why := listOne(ctx, client, bucket, "")
 	if why == nil {
 		if a.absent() {
 			return "", fault.Errorf(fault.Busy, "the bucket did not exist and then did: it was just created, or the service is not consistent; try again")
 		}
 		return "", err
 	}
-	if _, ok := answered(why); !ok && !canceled(why) {
+	if _, ok := Answered(why); !ok && !canceled(why) {
 		return "", err
 	}
 	return "", why
@@ -204,11 +204,11 @@ func (b *Buckets) inRegion(be Backend, info BucketInfo, try func(BucketInfo) (st
 
 // movedTo returns the region that an error of a request in region names for the bucket, or "".
 func movedTo(err error, region string) string {
-	a, ok := answered(err)
+	a, ok := Answered(err)
 	if !ok || a.region() == region {
 		return ""
 	}
-	switch a.status {
+	switch a.Status {
 	case http.StatusMovedPermanently, http.StatusTemporaryRedirect, http.StatusPermanentRedirect, http.StatusBadRequest, http.StatusForbidden:
 		return a.region()
 	}
@@ -218,7 +218,8 @@ func movedTo(err error, region string) string {
 // nameRegion sets the header if a service names a bucket's region only in an error's body, from which the SDK reads no more than
 // code and message.
 func nameRegion(s *middleware.Stack) error {
-	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("NameRegion", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("NameRegion", func(ctx context.Context, in middleware.DeserializeInput,
+		next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
 		out, metadata, err := next.HandleDeserialize(ctx, in)
 		resp, ok := out.RawResponse.(*smithyhttp.Response)
 		if err != nil || !ok || resp.StatusCode != http.StatusBadRequest || resp.Header.Get(regionHeader) != "" {
@@ -233,10 +234,7 @@ func nameRegion(s *middleware.Stack) error {
 			resp.Header.Set(regionHeader, named.Region)
 		}
 		// Put what was read before the rest, or before the error that ended it.
-		resp.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.MultiReader(bytes.NewReader(body), resp.Body), resp.Body}
+		resp.Body = replacedBody{io.MultiReader(bytes.NewReader(body), resp.Body), resp.Body}
 		return out, metadata, err
 	}), middleware.After)
 }
@@ -262,57 +260,62 @@ type Retention struct {
 // Versioning returns the bucket's versioning state, which is cached like Validate's result. A service without the operation has no
 // versions.
 func (b *Buckets) Versioning(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (Versioning, error) {
-	if !be.RelaxedBucketNames && strings.HasSuffix(info.Name, directorySuffix) {
-		return Versioning{}, nil
-	}
-	key := bucketKey{be.Revision(), info.Name, b.identity(keys), info.Owner}
-	return b.versions.Get(ctx, key, func(ctx context.Context) (Versioning, error) {
-		client, err := b.clients.Bucket(ctx, be, keys, info)
+	return setting[Versioning]{name: "versioning state", buckets: b, cache: b.versions, ask: func(ctx context.Context, client *s3.Client) (Versioning, error) {
+		out, err := client.GetBucketVersioning(ctx, &s3.GetBucketVersioningInput{Bucket: &info.Name})
 		if err != nil {
 			return Versioning{}, err
-		}
-		out, err := client.GetBucketVersioning(ctx, &s3.GetBucketVersioningInput{Bucket: &info.Name})
-		switch {
-		case IsNotImplemented(err):
-			return Versioning{}, nil
-		case err != nil:
-			return Versioning{}, ownerHint(Classify(err, "reading the versioning state of bucket "+info.Name+" of "+be.String()), info.Owner)
 		}
 		return Versioning{
 			Enabled:   out.Status == types.BucketVersioningStatusEnabled,
 			Suspended: out.Status == types.BucketVersioningStatusSuspended,
 			MFADelete: out.MFADelete == types.MFADeleteStatusEnabled,
 		}, nil
-	})
+	}}.read(ctx, be, keys, info)
 }
 
 // Retention returns the bucket's object lock and default retention, which is cached like Validate's result. A service without the
 // operation and a bucket without the configuration have no lock.
 func (b *Buckets) Retention(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (Retention, error) {
-	if !be.RelaxedBucketNames && strings.HasSuffix(info.Name, directorySuffix) {
-		return Retention{}, nil
-	}
-	key := bucketKey{be.Revision(), info.Name, b.identity(keys), info.Owner}
-	return b.locks.Get(ctx, key, func(ctx context.Context) (Retention, error) {
-		client, err := b.clients.Bucket(ctx, be, keys, info)
-		if err != nil {
-			return Retention{}, err
-		}
+	return setting[Retention]{name: "object lock configuration", buckets: b, cache: b.locks, ask: func(ctx context.Context, client *s3.Client) (r Retention,
+		err error) {
 		out, err := client.GetObjectLockConfiguration(ctx, &s3.GetObjectLockConfigurationInput{Bucket: &info.Name})
-		switch {
-		case IsNotImplemented(err), IsNotFound(err) && !IsNoSuchBucket(err):
-			return Retention{}, nil
-		case err != nil:
-			return Retention{}, ownerHint(Classify(err, "reading the object lock configuration of bucket "+info.Name+" of "+be.String()), info.Owner)
+		if IsNotFound(err) && !IsNoSuchBucket(err) {
+			return r, nil
 		}
-		var r Retention
-		if c := out.ObjectLockConfiguration; c != nil {
-			r.Enabled = c.ObjectLockEnabled == types.ObjectLockEnabledEnabled
-			if c.Rule != nil && c.Rule.DefaultRetention != nil {
-				d := c.Rule.DefaultRetention
-				r.Mode, r.Days, r.Years = string(d.Mode), int(aws.ToInt32(d.Days)), int(aws.ToInt32(d.Years))
-			}
+		if err != nil || out.ObjectLockConfiguration == nil {
+			return r, err
+		}
+		r.Enabled = out.ObjectLockConfiguration.ObjectLockEnabled == types.ObjectLockEnabledEnabled
+		if rule := out.ObjectLockConfiguration.Rule; rule != nil && rule.DefaultRetention != nil {
+			d := rule.DefaultRetention
+			r.Mode, r.Days, r.Years = string(d.Mode), int(aws.ToInt32(d.Days)), int(aws.ToInt32(d.Years))
 		}
 		return r, nil
+	}}.read(ctx, be, keys, info)
+}
+
+// setting is a bucket's setting that directory buckets and services without the operation do not have.
+type setting[V any] struct {
+	name    string
+	buckets *Buckets
+	cache   *ttlcache.Cache[bucketKey, V]
+	ask     func(context.Context, *s3.Client) (V, error)
+}
+
+func (s setting[V]) read(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (none V, _ error) {
+	if !be.RelaxedBucketNames && strings.HasSuffix(info.Name, directorySuffix) {
+		return none, nil
+	}
+	key := bucketKey{be.Revision(), info.Name, s.buckets.identity(keys), info.Owner}
+	return s.cache.Get(ctx, key, func(ctx context.Context) (V, error) {
+		client, err := s.buckets.clients.Bucket(ctx, be, keys, info)
+		if err != nil {
+			return none, err
+		}
+		v, err := s.ask(ctx, client)
+		if IsNotImplemented(err) {
+			return none, nil
+		}
+		return v, ownerHint(Classify(err, "reading the "+s.name+" of bucket "+info.Name+" of "+be.String()), info.Owner)
 	})
 }

@@ -36,7 +36,7 @@ func TestValidateAsksOnceAndRemembersAsLongAsTheOutcomeDeserves(t *testing.T) {
 			buckets := newTestBuckets(t, clients, func() time.Time { return now })
 			ask := func(keys credentials.Keys, want int) {
 				t.Helper()
-				_, err := buckets.Validate(bounded(t), be, keys, "b", "")
+				_, err := buckets.Validate(bounded(t), be, keys, BucketInfo{Name: "b"})
 				if fault.KindOf(err) != c.kind || (err == nil) != (c.kind == fault.Unknown) {
 					t.Errorf("kind %v: %v", fault.KindOf(err), err)
 				}
@@ -64,7 +64,7 @@ func TestValidateOfACrowdIsOneRequest(t *testing.T) {
 	var group sync.WaitGroup
 	for range 40 {
 		group.Go(func() {
-			if info, err := buckets.Validate(bounded(t), be, testKeys, "b", ""); err != nil || info.Region != fallbackRegion || info.Name != "b" {
+			if info, err := buckets.Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"}); err != nil || info.Region != fallbackRegion || info.Name != "b" {
 				t.Errorf("got %+v, %v", info, err)
 			}
 		})
@@ -83,7 +83,7 @@ func TestValidateLeavesWithItsCallersDeadline(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	begin := time.Now()
-	if _, err := buckets.Validate(ctx, be, testKeys, "b", ""); !fault.Is(err, fault.Timeout) {
+	if _, err := buckets.Validate(ctx, be, testKeys, BucketInfo{Name: "b"}); !fault.Is(err, fault.Timeout) {
 		t.Errorf("got %v", err)
 	}
 	if took := time.Since(begin); took > 5*time.Second {
@@ -101,7 +101,7 @@ func TestValidateFollowsTheRegionOnceOnEveryKindOfRefusal(t *testing.T) {
 				refuse(w, r, code, "")
 			}
 		}, "    region: us-west-2\n")
-		info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", "")
+		info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 		if err != nil || info.Region != "eu-west-3" {
 			t.Errorf("%d: %+v, %v", code, info, err)
 		}
@@ -121,7 +121,7 @@ func TestValidateFollowsARegionThatIsNamedInABodyOnly(t *testing.T) {
 			say(w, `<Error><Code>AuthorizationHeaderMalformed</Code><Message>wrong</Message><Region>eu-west-3</Region></Error>`)
 		}
 	}, "")
-	info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", "")
+	info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 	if err != nil || info.Region != "eu-west-3" {
 		t.Errorf("got %+v, %v", info, err)
 	}
@@ -136,7 +136,7 @@ func TestValidateDoesNotFollowARegionForEverOrIntoAHostName(t *testing.T) {
 			w.Header().Set("X-Amz-Bucket-Region", region)
 			refuse(w, r, 301, "PermanentRedirect")
 		}, "")
-		_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", "")
+		_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 		if !fault.Is(err, fault.Precondition) {
 			t.Errorf("%s: %v", region, err)
 		}
@@ -148,7 +148,7 @@ func TestValidateDoesNotFollowARegionForEverOrIntoAHostName(t *testing.T) {
 
 func TestValidateKeepsTheRegionThatWorkedOutsideAWS(t *testing.T) {
 	_, clients, be := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("X-Amz-Bucket-Region", "WNAM") }, "    region: auto\n")
-	info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", "")
+	info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 	if err != nil || info.Region != "auto" {
 		t.Errorf("got %+v, %v", info, err)
 	}
@@ -181,7 +181,7 @@ func TestValidateGetsTheReasonThatHEADCannotGive(t *testing.T) {
 					refuse(w, r, c.list, c.code)
 				}
 			}, "")
-			_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", "")
+			_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 			if !fault.Is(err, c.kind) {
 				t.Errorf("kind %v, want %v", fault.KindOf(err), c.kind)
 			}
@@ -205,11 +205,12 @@ func TestEveryRequestForABucketNamesItsOwner(t *testing.T) {
 				}
 			}, c.extra)
 			buckets := newTestBuckets(t, clients, nil)
-			info, err := buckets.Validate(bounded(t), be, testKeys, "b", c.given)
+			info, err := buckets.Validate(bounded(t), be, testKeys, BucketInfo{Name: "b", Owner: c.given})
 			if err != nil || info.Owner != c.want {
 				t.Fatalf("got %+v, %v", info, err)
 			}
-			if seen, err := buckets.CheckAccess(bounded(t), be, testKeys, "b", "p/", "", c.given); err != nil || seen != info {
+			if seen, err := buckets.CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b", Owner: c.given}}); err != nil ||
+				seen != info {
 				t.Fatalf("got %+v, %v", seen, err)
 			}
 			if _, err := buckets.Versioning(bounded(t), be, testKeys, info); err != nil {
@@ -219,13 +220,9 @@ func TestEveryRequestForABucketNamesItsOwner(t *testing.T) {
 				t.Fatal(err)
 			}
 			client, err := clients.Bucket(bounded(t), be, testKeys, info)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			for _, operation := range []string{"GetObject", "PutObject", "ListObjectsV2"} {
-				if err := operations[operation](bounded(t), client); err != nil {
-					t.Fatal(err)
-				}
+				check(t, operations[operation](bounded(t), client))
 			}
 			if len(f.asked()) < 8 {
 				t.Errorf("only %v", f.requests())
@@ -245,9 +242,9 @@ func TestEveryRequestForABucketNamesItsOwner(t *testing.T) {
 func TestARefusalSaysThatTheOwnerCheckMayBeWhy(t *testing.T) {
 	_, clients, be := serve(t, status(403, "AccessDenied"), "    expectedBucketOwner: '111111111111'\n")
 	buckets := newTestBuckets(t, clients, nil)
-	_, err := buckets.Validate(bounded(t), be, testKeys, "b", "")
+	_, err := buckets.Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 	wantText(t, err, "111111111111", "expectedBucketOwner")
-	_, err = buckets.CheckAccess(bounded(t), be, testKeys, "b", "p/", "", "")
+	_, err = buckets.CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b"}})
 	wantText(t, err, "111111111111", "expectedBucketOwner")
 	if !fault.Is(err, fault.Denied) || IsNotFound(err) {
 		t.Errorf("a refusal is not absence: %v", err)
@@ -275,7 +272,8 @@ func TestFeaturesOfABucket(t *testing.T) {
 				say(w, `<VersioningConfiguration><Status>Enabled</Status><MfaDelete>Enabled</MfaDelete></VersioningConfiguration>`)
 				return
 			}
-			say(w, `<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled><Rule><DefaultRetention><Mode>GOVERNANCE</Mode><Days>30</Days></DefaultRetention></Rule></ObjectLockConfiguration>`)
+			say(w, `<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled>`+
+				`<Rule><DefaultRetention><Mode>GOVERNANCE</Mode><Days>30</Days></DefaultRetention></Rule></ObjectLockConfiguration>`)
 		}, Versioning{Enabled: true, MFADelete: true}, Retention{Enabled: true, Mode: "GOVERNANCE", Days: 30}, fault.Unknown},
 		"suspended, lock without default": {func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Query().Has("versioning") {

@@ -44,7 +44,8 @@ func (c *Config) problem(b Backend, claim volume.Claim) string {
 		if b.AWS() || claim.Value == b.StartRegion() {
 			return ""
 		}
-		return fmt.Sprintf("%q is not the region of %s, %s; set that region for the backend in the driver's config file, or remove it here", Clip(claim.Value, 64), b, b.StartRegion())
+		return fmt.Sprintf("%q is not the region of %s, %s; set that region for the backend in the driver's config file, or remove it here",
+			Clip(claim.Value, 64), b, b.StartRegion())
 	case volume.ClaimPathStyle:
 		if b.AWS() || b.PathStyle || claim.Value == "false" {
 			return ""
@@ -65,7 +66,8 @@ func (c *Config) endpointProblem(b Backend, endpoint string) string {
 		return ""
 	}
 	advice := fmt.Sprintf("declare a backend with endpoint: %s in the driver's config file and set backend in the volume or its StorageClass to its name "+
-		"(in an existing PersistentVolume, mountOptions: [backend=<name>]), or set this endpoint for backend %s, which volumes use by default", wanted, volume.DefaultBackend)
+		"(in an existing PersistentVolume, mountOptions: [backend=<name>]), or set this endpoint for backend %s, which volumes use by default",
+		wanted, volume.DefaultBackend)
 	for _, other := range c.Backends() {
 		if other.isAt(wanted) {
 			advice = "set backend: " + other.Name + " in the volume or its StorageClass (in an existing PersistentVolume, mountOptions: [backend=" + other.Name + "])"

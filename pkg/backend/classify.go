@@ -33,7 +33,7 @@ func Classify(err error, what string) error {
 	}
 	kind, why := verdict(err)
 	classified := fault.Errorf(kind, "%s: %w", what, &explained{why, err})
-	if f := (*fault.Error)(nil); errors.As(err, &f) {
+	if is[*fault.Error](err) {
 		return classified // not of a service, or classified before
 	}
 	return fault.See(pageAnswers, classified)
@@ -47,25 +47,24 @@ func MayArrive(err error) bool {
 	if err == nil {
 		return false
 	}
-	if a, ok := answered(err); ok {
-		return a.status == http.StatusBadGateway || a.status == http.StatusGatewayTimeout // answers of a proxy, not of the service
+	if a, ok := Answered(err); ok {
+		return a.Status == http.StatusBadGateway || a.Status == http.StatusGatewayTimeout // answers of a proxy, not of the service
 	}
-	var (
-		dial     *net.OpError
-		dns      *net.DNSError
-		verify   *tls.CertificateVerificationError
-		record   tls.RecordHeaderError
-		sent     *smithyhttp.RequestSendError
-		decode   *smithy.DeserializationError
-		response *awshttp.ResponseError
-	)
+	dial, _ := errors.AsType[*net.OpError](err)
 	switch {
-	case errors.As(err, &dial) && dial.Op == "dial", errors.As(err, &dns), errors.As(err, &verify), errors.As(err, &record), errors.Is(err, http.ErrSchemeMismatch):
+	case dial != nil && dial.Op == "dial", is[*net.DNSError](err), is[*tls.CertificateVerificationError](err), is[tls.RecordHeaderError](err),
+		errors.Is(err, http.ErrSchemeMismatch):
 		return false
-	case errors.As(err, &sent), errors.As(err, &decode), errors.As(err, &response):
+	case is[*smithyhttp.RequestSendError](err), is[*smithy.DeserializationError](err), is[*awshttp.ResponseError](err):
 		return true
 	}
 	return canceled(err)
+}
+
+// is reports whether err's chain has an error of type E.
+func is[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
 }
 
 // explained replaces the SDK's long text and keeps its error in the chain.
@@ -81,7 +80,7 @@ func verdict(err error) (fault.Kind, string) {
 	if f := (*fault.Error)(nil); errors.As(err, &f) {
 		return f.Kind, f.Error()
 	}
-	if a, ok := answered(err); ok {
+	if a, ok := Answered(err); ok {
 		return a.verdict()
 	}
 	if canceled(err) {
@@ -93,16 +92,10 @@ func verdict(err error) (fault.Kind, string) {
 // canceled reports whether the caller's context ended. Timeouts of connections and responses also match context.DeadlineExceeded, so the
 // SDK's own types come first: it uses RequestSendError only while the context is valid.
 func canceled(err error) bool {
-	if c := (*smithy.CanceledError)(nil); errors.As(err, &c) {
+	switch {
+	case is[*smithy.CanceledError](err), is[*aws.RequestCanceledError](err):
 		return true
-	}
-	if c := (*aws.RequestCanceledError)(nil); errors.As(err, &c) {
-		return true
-	}
-	if s := (*smithyhttp.RequestSendError)(nil); errors.As(err, &s) {
-		return false
-	}
-	if n := (*net.OpError)(nil); errors.As(err, &n) {
+	case is[*smithyhttp.RequestSendError](err), is[*net.OpError](err):
 		return false
 	}
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
@@ -111,7 +104,7 @@ func canceled(err error) bool {
 // networkVerdict explains an error without a response of the service.
 func networkVerdict(err error) (fault.Kind, string) {
 	endpoint := "the endpoint"
-	if u := (*url.Error)(nil); errors.As(err, &u) {
+	if u, ok := errors.AsType[*url.Error](err); ok {
 		if parsed, parseErr := url.Parse(u.URL); parseErr == nil && parsed.Host != "" {
 			endpoint = parsed.Scheme + "://" + parsed.Host
 		}
@@ -120,43 +113,36 @@ func networkVerdict(err error) (fault.Kind, string) {
 	if strings.HasPrefix(endpoint, "http://") {
 		hint = "; " + adviceTLS
 	}
-	var (
-		dns      *net.DNSError
-		unknown  x509.UnknownAuthorityError
-		hostname x509.HostnameError
-		invalid  x509.CertificateInvalidError
-		verify   *tls.CertificateVerificationError
-		record   tls.RecordHeaderError
-		alert    tls.AlertError
-		netErr   net.Error
-		long     *answerTooLong
-		decode   *smithy.DeserializationError
-		response *awshttp.ResponseError
-	)
+	long, _ := errors.AsType[*answerTooLong](err)
+	dns, _ := errors.AsType[*net.DNSError](err)
+	hostname, otherHost := errors.AsType[x509.HostnameError](err)
+	alert, alerted := errors.AsType[tls.AlertError](err)
+	netErr, _ := errors.AsType[net.Error](err)
 	switch {
-	case errors.As(err, &long):
+	case long != nil:
 		return fault.Unavailable, long.Error() + "; check that the endpoint is an S3 service"
-	case errors.As(err, &dns):
-		return fault.Unavailable, fmt.Sprintf("%s: cannot resolve host name %s (%s); check the endpoint and this host's DNS", endpoint, Clip(dns.Name, 255), Clip(dns.Err, 200))
-	case errors.As(err, &unknown):
+	case dns != nil:
+		return fault.Unavailable, fmt.Sprintf("%s: cannot resolve host name %s (%s); check the endpoint and this host's DNS", endpoint, Clip(dns.Name, 255),
+			Clip(dns.Err, 200))
+	case is[x509.UnknownAuthorityError](err):
 		return fault.Unavailable, endpoint + ": its TLS certificate is signed by an untrusted authority; set caFile on the backend"
-	case errors.As(err, &hostname):
+	case otherHost:
 		return fault.Unavailable, endpoint + ": its TLS certificate is for another host name: " + Clip(hostname.Error(), 300)
-	case errors.As(err, &invalid), errors.As(err, &verify):
+	case is[x509.CertificateInvalidError](err), is[*tls.CertificateVerificationError](err):
 		return fault.Unavailable, endpoint + ": its TLS certificate is invalid: " + Clip(err.Error(), 300)
-	case errors.As(err, &record), errors.Is(err, http.ErrSchemeMismatch):
+	case is[tls.RecordHeaderError](err), errors.Is(err, http.ErrSchemeMismatch):
 		return fault.Unavailable, endpoint + ": it does not use TLS; check whether it is an http:// endpoint"
-	case errors.As(err, &alert):
+	case alerted:
 		return fault.Unavailable, endpoint + ": the TLS handshake failed: " + Clip(alert.Error(), 200)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fault.Unavailable, endpoint + ": connection refused"
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, io.EOF):
 		return fault.Unavailable, endpoint + ": connection closed without an answer" + hint
-	case errors.As(err, &netErr) && netErr.Timeout():
+	case netErr != nil && netErr.Timeout():
 		return fault.Unavailable, endpoint + ": it did not respond in time (" + Clip(netErr.Error(), 300) + ")"
-	case errors.As(err, &netErr):
+	case netErr != nil:
 		return fault.Unavailable, endpoint + ": the connection failed: " + Clip(netErr.Error(), 300) + hint
-	case errors.As(err, &decode), errors.As(err, &response): // a response in an unknown format
+	case is[*smithy.DeserializationError](err), is[*awshttp.ResponseError](err): // a response in an unknown format
 		return fault.Unavailable, "the response is incomplete or not from S3; check that the endpoint is an S3 service (" + Clip(err.Error(), 300) + ")"
 	}
 	if s := (interface{ ConnectionError() bool })(nil); errors.As(err, &s) && s.ConnectionError() {

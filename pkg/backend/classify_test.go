@@ -106,9 +106,7 @@ func TestClassifyAnswersOfAService(t *testing.T) {
 		t.Run(fmt.Sprint(c.operation, c.status, c.code), func(t *testing.T) {
 			_, clients, be := serve(t, func(w http.ResponseWriter, r *http.Request) { refuse(w, r, c.status, c.code) }, "")
 			client, err := clients.S3(bounded(t), be, testKeys, "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			err = Classify(operations[c.operation](bounded(t), client), "doing a thing with bucket b")
 			if fault.KindOf(err) != c.kind {
 				t.Errorf("kind %v, want %v: %v", fault.KindOf(err), c.kind, err)
@@ -120,7 +118,8 @@ func TestClassifyAnswersOfAService(t *testing.T) {
 				t.Errorf("the kind changed when it was classified again: %v", fault.KindOf(err))
 			}
 			var got helper
-			for h, is := range map[helper]func(error) bool{notFound: IsNotFound, noBucket: IsNoSuchBucket, preconditionFailed: IsPreconditionFailed, conflict: IsConflict, notImplemented: IsNotImplemented} {
+			for h, is := range map[helper]func(error) bool{notFound: IsNotFound, noBucket: IsNoSuchBucket, preconditionFailed: IsPreconditionFailed,
+				conflict: IsConflict, notImplemented: IsNotImplemented} {
 				if is(err) {
 					got |= h
 				}
@@ -165,9 +164,7 @@ func TestIsUnsupported_AllRefusalsOfAConditionOrAnOptionalOperation(t *testing.T
 	} {
 		_, clients, be := serve(t, func(w http.ResponseWriter, r *http.Request) { refuse(w, r, c.status, c.code) }, "")
 		client, err := clients.S3(bounded(t), be, testKeys, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		err = Classify(operations[c.operation](bounded(t), client), "writing")
 		if err == nil || IsUnsupported(err) != c.want {
 			t.Errorf("%s %d %q: want %t: %v", c.operation, c.status, c.code, c.want, err)
@@ -195,9 +192,7 @@ func TestClassifyDoesNotTakeAWebServersAnswersForS3s(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, clients, be := serve(t, answer, "")
 			client, err := clients.S3(bounded(t), be, testKeys, "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			err = Classify(operations["ListObjectsV2"](bounded(t), client), "listing")
 			if !fault.Is(err, fault.Unavailable) || IsNotFound(err) {
 				t.Errorf("kind %v, absent %v: %v", fault.KindOf(err), IsNotFound(err), err)
@@ -216,9 +211,7 @@ func TestClassifyNamesTheEndpointThatCannotBeReached(t *testing.T) {
 	closed := httptest.NewServer(nil)
 	closed.Close()
 	hangup, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer hangup.Close()
 	go func() {
 		for {
@@ -241,14 +234,10 @@ func TestClassifyNamesTheEndpointThatCannotBeReached(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg, err := DefaultConfig("", c.endpoint)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			clients, be := newTestClients(t, cfg, "default")
 			client, err := clients.S3(bounded(t), be, testKeys, "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			err = Classify(operations["HeadBucket"](bounded(t), client), "checking")
 			if !fault.Is(err, fault.Unavailable) {
 				t.Errorf("kind %v: %v", fault.KindOf(err), err)
@@ -284,9 +273,7 @@ func TestClassify_NamesTheDifferenceOfClocks(t *testing.T) {
 			refuse(w, r, c.status, c.code)
 		}, "")
 		client, err := clients.S3(bounded(t), be, testKeys, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		err = Classify(operations[c.operation](bounded(t), client), "reading")
 		if !fault.Is(err, c.kind) || strings.Contains(err.Error(), "clocks") != (c.text != "") {
 			t.Errorf("%+v: kind %v: %v", c, fault.KindOf(err), err)
@@ -301,9 +288,7 @@ func TestClassify_AnswersWithoutACodeNameTheStatus(t *testing.T) {
 		say(w, "<html>not XML")
 	}, "")
 	client, err := clients.S3(bounded(t), be, testKeys, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	err = Classify(operations["GetObject"](bounded(t), client), "reading")
 	if !fault.Is(err, fault.Unavailable) {
 		t.Errorf("kind %v", fault.KindOf(err))
@@ -316,9 +301,7 @@ func TestClassify_SuggestsTLSForPlainEndpoints(t *testing.T) {
 	server := httptest.NewTLSServer(http.HandlerFunc(ok))
 	defer server.Close()
 	alert, err := net.Listen("tcp", "127.0.0.1:0") // answers as servers do that know nothing but TLS
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer alert.Close()
 	go func() {
 		for {
@@ -332,11 +315,9 @@ func TestClassify_SuggestsTLSForPlainEndpoints(t *testing.T) {
 	}()
 	for _, endpoint := range []string{strings.Replace(server.URL, "https:", "http:", 1), "http://" + alert.Addr().String()} {
 		cfg, err := DefaultConfig("", endpoint)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		clients, be := newTestClients(t, cfg, "default")
-		_, err = newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", "")
+		_, err = newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 		wantText(t, err, adviceTLS)
 	}
 }
@@ -352,12 +333,11 @@ func TestOtherFailuresOfConnectionsAreUnavailable(t *testing.T) {
 
 // A service that answered carries nothing out later, but one behind a proxy may.
 func TestWhatWasAnsweredDoesNotArrive(t *testing.T) {
-	for status, want := range map[int]bool{http.StatusServiceUnavailable: false, http.StatusForbidden: false, http.StatusBadGateway: true, http.StatusGatewayTimeout: true} {
+	for status, want := range map[int]bool{http.StatusServiceUnavailable: false, http.StatusForbidden: false, http.StatusBadGateway: true,
+		http.StatusGatewayTimeout: true} {
 		_, clients, be := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }, "")
 		client, err := clients.S3(bounded(t), be, testKeys, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		err = Classify(operations["PutObject"](bounded(t), client), "writing")
 		if err == nil || MayArrive(err) != want {
 			t.Errorf("%d: %v; it may arrive: %t", status, err, !want)
@@ -373,9 +353,7 @@ func TestClassifyTellsTheCallersDeadlineFromTheNetworks(t *testing.T) {
 	_, clients, be := serve(t, func(http.ResponseWriter, *http.Request) { <-release }, "")
 	defer close(release)
 	client, err := clients.S3(bounded(t), be, testKeys, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := Classify(operations["GetObject"](ctx, client), "reading"); !fault.Is(err, fault.Timeout) || !MayArrive(err) {
@@ -401,13 +379,9 @@ func TestAResponseThatStopsInItsMiddleFails(t *testing.T) {
 	}, "", withSilence(50*time.Millisecond))
 	defer close(stop)
 	client, err := clients.S3(bounded(t), be, testKeys, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	got, err := client.GetObject(bounded(t), &s3.GetObjectInput{Bucket: new("bucket"), Key: new("key")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer got.Body.Close()
 	_, err = io.ReadAll(got.Body)
 	if err := Classify(err, "reading"); !fault.Is(err, fault.Unavailable) {

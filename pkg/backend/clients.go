@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -79,17 +80,7 @@ func WithCredentials(provider aws.CredentialsProvider) Option {
 	return func(c *Clients) { c.provider = aws.NewCredentialsCache(provider) }
 }
 
-// withTransport sends all requests through rt, for tests.
-func withTransport(rt http.RoundTripper) Option { return func(c *Clients) { c.transport = rt } }
-
-// withoutWaiting retries without backoff.
-func withoutWaiting() Option { return func(c *Clients) { c.backoff = time.Millisecond } }
-
-// withSilence shortens how long a connection may receive nothing, for tests.
-func withSilence(limit time.Duration) Option { return func(c *Clients) { c.silence = limit } }
-
-// NewClients prepares the clients of all backends in the current config. It reads files of the config that were not read yet and sends no
-// requests.
+// NewClients prepares the clients of all backends in the current config. It sends no requests.
 func NewClients(configs Configured, opts ...Option) (*Clients, error) {
 	c := &Clients{configs: configs, version: "dev", backoff: maxBackoff, silence: maxSilence, proxy: http.ProxyFromEnvironment, services: map[string]*service{}}
 	for _, opt := range opts {
@@ -133,10 +124,6 @@ func (c *Clients) service(b Backend) (*service, error) {
 		return s, nil
 	}
 	if _, err := c.configs.Config().Backend(b.Name); err != nil {
-		return nil, err
-	}
-	b, err := b.withFiles()
-	if err != nil {
 		return nil, err
 	}
 	proxy, err := b.proxyFunc(c.proxy)
@@ -183,13 +170,13 @@ func (b Backend) endpointOptions() (fips aws.FIPSEndpointState, dualStack aws.Du
 // keys are the process's own chain; region "" is the backend's. The error is a Precondition (unknown backend) or one of
 // reading the process's own AWS configuration. Credentials are loaded with the first request.
 func (c *Clients) S3(ctx context.Context, b Backend, keys credentials.Keys, region string) (*s3.Client, error) {
-	return c.s3(ctx, b, c.credentials(keys), region, b.Requests.headers(""))
+	return c.s3(ctx, b, c.credentials(keys), BucketInfo{Region: region})
 }
 
 // Bucket returns a client for a validated bucket. It uses the bucket's region and sends info.Owner as the expected bucket owner
 // with every request.
 func (c *Clients) Bucket(ctx context.Context, b Backend, keys credentials.Keys, info BucketInfo) (*s3.Client, error) {
-	return c.s3(ctx, b, c.credentials(keys), info.Region, b.Requests.headers(info.Owner))
+	return c.s3(ctx, b, c.credentials(keys), info)
 }
 
 // KeySource returns the keys for a request. Its errors have a fault kind and become the request's.
@@ -215,20 +202,17 @@ func (c *Clients) Reach(ctx context.Context, b Backend) error {
 
 // BucketWith is Bucket for work that may outlast a session: source is called for each request.
 func (c *Clients) BucketWith(ctx context.Context, b Backend, source KeySource, info BucketInfo) (*s3.Client, error) {
-	return c.s3(ctx, b, source, info.Region, b.Requests.headers(info.Owner))
+	return c.s3(ctx, b, source, info)
 }
 
-func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsProvider, region string, headers func(*middleware.Stack) error) (*s3.Client,
-	error) {
+// s3 returns a client for a bucket. Without its region and its owner it is for requests that are not about one.
+func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsProvider, bucket BucketInfo) (*s3.Client, error) {
 	svc, err := c.service(b)
 	if err != nil {
 		return nil, err
 	}
-	if region == "" {
-		region = b.StartRegion()
-	}
 	set := func(o *s3.Options) {
-		o.Region = region
+		o.Region = cmp.Or(bucket.Region, b.StartRegion())
 		o.BaseEndpoint = nil // AWS_ENDPOINT_URL applies to the default backend only, through the config
 		if !b.AWS() {
 			o.BaseEndpoint = aws.String(b.Endpoint)
@@ -244,7 +228,7 @@ func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsPro
 		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 		o.DisableLogOutputChecksumValidationSkipped = true
 		o.Logger = logging.Nop{}
-		o.APIOptions = append(c.stack(), nameRegion, readListings, BoundAnswers, unsigned, headers)
+		o.APIOptions = append(c.stack(), nameRegion, readListings, BoundAnswers, unsigned, b.Requests.headers(bucket.Owner))
 	}
 	if !b.AWS() {
 		return s3.New(s3.Options{}, set), nil
@@ -263,15 +247,13 @@ func (c *Clients) STS(ctx context.Context, b Backend, keys credentials.Keys) (*s
 	if err != nil {
 		return nil, err
 	}
-	region, endpoint := b.StartRegion(), b.Endpoint
-	if b.STS != nil && b.STS.Region != "" {
-		region = b.STS.Region
-	}
-	if b.STS != nil && b.STS.Endpoint != "" {
-		endpoint = b.STS.Endpoint
+	endpoint, declared := b.Endpoint, STS{}
+	if b.STS != nil {
+		declared = *b.STS
+		endpoint = cmp.Or(declared.Endpoint, endpoint)
 	}
 	set := func(o *sts.Options) {
-		o.Region = region
+		o.Region = cmp.Or(declared.Region, b.StartRegion())
 		o.BaseEndpoint = nil
 		if endpoint != "" {
 			o.BaseEndpoint = aws.String(endpoint)
@@ -327,7 +309,7 @@ type silentKey struct{}
 
 // WithoutHeaderTimeout returns a context for requests that a service may work on without a word until their context ends, such as copies.
 func WithoutHeaderTimeout(ctx context.Context) context.Context {
-	return context.WithValue(ctx, silentKey{}, true)
+	return context.WithValue(ctx, silentKey{}, silentKey{})
 }
 
 // transports sends requests whose context is WithoutHeaderTimeout on connections of their own.
@@ -397,18 +379,14 @@ func (c *boundedConn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// withFiles reads those of the backend's files that were not read yet. Errors are Invalid and name the key.
+// withFiles reads the backend's files. Errors are Invalid and name the key.
 func (b Backend) withFiles() (_ Backend, err error) {
 	at := "backends." + b.Name + "."
-	if b.roots == nil {
-		if b, err = b.withCA(); err != nil {
-			return b, fault.Field(at+"caFile", "%w", err)
-		}
+	if b, err = b.withCA(); err != nil {
+		return b, fault.Field(at+"caFile", "%w", err)
 	}
-	if b.Proxy.credentials == "" {
-		if b.Proxy, err = b.Proxy.read(); err != nil {
-			return b, fault.Field(at+"proxy.credentialsFile", "%w", err)
-		}
+	if b.Proxy, err = b.Proxy.read(); err != nil {
+		return b, fault.Field(at+"proxy.credentialsFile", "%w", err)
 	}
 	return b, nil
 }
@@ -422,10 +400,7 @@ func (b Backend) withCA() (Backend, error) {
 	if err != nil {
 		return b, err
 	}
-	if b.roots, err = x509.SystemCertPool(); err != nil {
-		b.roots = x509.NewCertPool() // a minimal image has none
-	}
-	if !b.roots.AppendCertsFromPEM(pem) {
+	if b.roots = Roots(pem); b.roots == nil {
 		return b, fmt.Errorf("%s has no PEM certificate", b.CAFile)
 	}
 	sum := sha256.Sum256(pem)
@@ -433,16 +408,21 @@ func (b Backend) withCA() (Backend, error) {
 	return b, nil
 }
 
+// Roots returns the system's certificates and those in pem; nil: pem has none.
+func Roots(pem []byte) *x509.CertPool {
+	roots, err := x509.SystemCertPool()
+	if err != nil {
+		roots = x509.NewCertPool() // a minimal image has none
+	}
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil
+	}
+	return roots
+}
+
 // WrongServer reports whether a request failed permanently because of the server: an untrusted certificate, no TLS, or an answer without end.
 func WrongServer(err error) bool {
-	if c := (*tls.CertificateVerificationError)(nil); errors.As(err, &c) || errors.Is(err, http.ErrSchemeMismatch) {
-		return true
-	}
-	if l := (*answerTooLong)(nil); errors.As(err, &l) {
-		return true
-	}
-	r := tls.RecordHeaderError{}
-	return errors.As(err, &r)
+	return is[*tls.CertificateVerificationError](err) || errors.Is(err, http.ErrSchemeMismatch) || is[*answerTooLong](err) || is[tls.RecordHeaderError](err)
 }
 
 // wrongServer keeps such errors from being retried.

@@ -34,12 +34,8 @@ func TestBackendsDoNotSeeTheEnvironmentsEndpoint(t *testing.T) {
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
 	for _, keys := range []credentials.Keys{testKeys, {}} {
 		client, err := clients.S3(bounded(t), be, keys, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := operations["HeadBucket"](bounded(t), client); err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
+		check(t, operations["HeadBucket"](bounded(t), client))
 	}
 	if len(f.asked()) != 2 || !strings.Contains(f.asked()[1].Header.Get("Authorization"), "Credential=ENVKEY/") {
 		t.Errorf("requests: %v", f.requests())
@@ -47,18 +43,12 @@ func TestBackendsDoNotSeeTheEnvironmentsEndpoint(t *testing.T) {
 
 	// Neither does AWS, when the config came to be without one.
 	cfg, err := DefaultConfig("eu-west-1", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	amazon := &fakeS3{answer: ok}
 	clients, be = newTestClients(t, cfg, "default", withTransport(amazon))
 	client, err := clients.S3(bounded(t), be, testKeys, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := operations["HeadBucket"](bounded(t), client); err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
+	check(t, operations["HeadBucket"](bounded(t), client))
 	if host := amazon.asked()[0].URL.Host; host != "bucket.s3.eu-west-1.amazonaws.com" {
 		t.Errorf("asked %s", host)
 	}
@@ -68,17 +58,15 @@ func TestClientsTrustTheBackendsCAFileForThatBackendOnly(t *testing.T) {
 	hermetic(t)
 	server := httptest.NewTLSServer(http.HandlerFunc(ok))
 	defer server.Close()
-	ca := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := ParseConfig([]byte("backends:\n  with: {endpoint: '"+server.URL+"', caFile: '"+ca+"'}\n  without: {endpoint: '"+server.URL+"'}\n"), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca, file := filepath.Join(t.TempDir(), "ca.pem"), filepath.Join(t.TempDir(), "config.yaml")
+	check(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600))
+	text := "backends:\n  with: {endpoint: '" + server.URL + "', caFile: '" + ca + "'}\n  without: {endpoint: '" + server.URL + "'}\n"
+	check(t, os.WriteFile(file, []byte(text), 0o600))
+	cfg, err := LoadConfig(file, "", "")
+	check(t, err)
 	for name, works := range map[string]bool{"with": true, "without": false} {
 		clients, be := newTestClients(t, cfg, name)
-		_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", "")
+		_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 		if (err == nil) != works {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -96,21 +84,16 @@ func TestClientsUseTheFilesThatTheConfigRead(t *testing.T) {
 	dir := t.TempDir()
 	ca, config := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "config.yaml")
 	for path, content := range map[string][]byte{
-		ca: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), config: []byte("backends:\n  own: {endpoint: '" + server.URL + "', caFile: '" + ca + "'}\n"),
+		ca: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), config: []byte("backends:\n  own: {endpoint: '" + server.URL +
+			"', caFile: '" + ca + "'}\n"),
 	} {
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.WriteFile(path, content, 0o600))
 	}
 	cfg, err := LoadConfig(config, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(ca); err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
+	check(t, os.Remove(ca))
 	clients, be := newTestClients(t, cfg, "own")
-	if _, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", ""); err != nil {
+	if _, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"}); err != nil {
 		t.Error(err)
 	}
 }
@@ -118,19 +101,16 @@ func TestClientsUseTheFilesThatTheConfigRead(t *testing.T) {
 func TestRequestsCarryTheUserAgentAndPassTheMiddleware(t *testing.T) {
 	var counted atomic.Int32
 	f, clients, be := serve(t, ok, "", WithVersion("1.2.3"), WithMiddleware(func(s *middleware.Stack) error {
-		return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("count", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+		return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("count", func(ctx context.Context, in middleware.DeserializeInput,
+			next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
 			counted.Add(1)
 			return next.HandleDeserialize(ctx, in)
 		}), middleware.After)
 	}))
 	client, err := clients.S3(bounded(t), be, testKeys, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	for range 2 {
-		if err := operations["PutObject"](bounded(t), client); err != nil {
-			t.Fatal(err)
-		}
+		check(t, operations["PutObject"](bounded(t), client))
 	}
 	if counted.Load() != 2 {
 		t.Errorf("%d requests counted", counted.Load())
@@ -148,20 +128,16 @@ func TestRequestsCarryTheUserAgentAndPassTheMiddleware(t *testing.T) {
 
 func TestAddressingPutsTheBucketIntoPathOrHost(t *testing.T) {
 	hermetic(t)
-	cfg, err := ParseConfig([]byte("backends:\n  p: {endpoint: 'http://s3.test'}\n  v: {endpoint: 'http://s3.test', addressing: virtual}\n  default: {addressing: path}\n"), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range map[string]string{"p": "http://s3.test/bucket", "v": "http://bucket.s3.test/", "default": "https://s3.us-east-1.amazonaws.com/bucket"} {
+	cfg, err := ParseConfig([]byte("backends:\n  p: {endpoint: 'http://s3.test'}\n  v: {endpoint: 'http://s3.test', addressing: virtual}\n  default: "+
+		"{addressing: path}\n"), "", "")
+	check(t, err)
+	for name, want := range map[string]string{"p": "http://s3.test/bucket", "v": "http://bucket.s3.test/",
+		"default": "https://s3.us-east-1.amazonaws.com/bucket"} {
 		f := &fakeS3{answer: ok}
 		clients, be := newTestClients(t, cfg, name, withTransport(f))
 		client, err := clients.S3(bounded(t), be, testKeys, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := operations["HeadBucket"](bounded(t), client); err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
+		check(t, operations["HeadBucket"](bounded(t), client))
 		if got := f.asked()[0].URL.String(); got != want {
 			t.Errorf("%s: asked %s, want %s", name, got, want)
 		}
@@ -170,7 +146,7 @@ func TestAddressingPutsTheBucketIntoPathOrHost(t *testing.T) {
 
 func TestAFailingServiceIsAskedAFewTimesOnly(t *testing.T) {
 	f, clients, be := serve(t, status(503, "SlowDown"), "")
-	_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", "")
+	_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 	if !fault.Is(err, fault.Unavailable) {
 		t.Errorf("got %v", err)
 	}
@@ -198,7 +174,8 @@ func TestDriverKeysAreThoseOfTheChainWithTheirEnd(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
 	t.Setenv("AWS_SESSION_TOKEN", "env-token")
-	if got, err := clients.DriverKeys(bounded(t)); err != nil || got != (credentials.Keys{AccessKeyID: "ENVKEY", SecretAccessKey: "env-secret", SessionToken: "env-token"}) {
+	if got, err := clients.DriverKeys(bounded(t)); err != nil || got != (credentials.Keys{AccessKeyID: "ENVKEY", SecretAccessKey: "env-secret",
+		SessionToken: "env-token"}) {
 		t.Errorf("got %v, %v", got, err)
 	}
 
@@ -213,7 +190,7 @@ func TestDriverKeysAreThoseOfTheChainWithTheirEnd(t *testing.T) {
 
 func TestAbsentCredentialsAreAClearErrorOfEveryRequest(t *testing.T) {
 	f, clients, be := serve(t, ok, "")
-	_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, credentials.Keys{}, "b", "")
+	_, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, credentials.Keys{}, BucketInfo{Name: "b"})
 	if !fault.Is(err, fault.Unauthenticated) || len(f.requests()) != 0 {
 		t.Errorf("kind %v, requests %v: %v", fault.KindOf(err), f.requests(), err)
 	}
@@ -241,17 +218,13 @@ func TestAClientWithASourceAsksItForEachRequest(t *testing.T) {
 		asked++
 		return credentials.Keys{AccessKeyID: fmt.Sprintf("KEY%d", asked), SecretAccessKey: "s", SessionToken: "t"}, refused
 	}, BucketInfo{Name: "b", Region: "us-east-1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	head := func() error {
 		_, err := client.HeadBucket(bounded(t), &s3.HeadBucketInput{Bucket: aws.String("b")})
 		return err
 	}
 	for range 2 {
-		if err := head(); err != nil {
-			t.Fatal(err)
-		}
+		check(t, head())
 	}
 	for i, r := range fake.asked() {
 		if want := fmt.Sprintf("Credential=KEY%d/", i+1); !strings.Contains(r.Header.Get("Authorization"), want) || r.Header.Get("X-Amz-Security-Token") != "t" {

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -38,10 +39,8 @@ const (
 )
 
 var (
-	backendName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
 	// A region becomes part of signatures and, on AWS, of a host name.
 	regionName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_-]{0,62}[A-Za-z0-9])?$`)
-	accountID  = regexp.MustCompile(`^[0-9]{12}$`)
 	kmsKeyID   = regexp.MustCompile(`^[\x21-\x7e]{1,1000}$`)
 )
 
@@ -60,52 +59,25 @@ type (
 		Backends map[string]json.RawMessage `json:"backends"`
 		Clients  map[string]json.RawMessage `json:"clients"`
 	}
+	// fileBackend are the keys of a backend: those that become settings as they are, and the others.
 	fileBackend struct {
-		Endpoint              string     `json:"endpoint"`
-		Region                string     `json:"region"`
-		Addressing            string     `json:"addressing"`
-		BucketNames           string     `json:"bucketNames"`
-		DualStack             bool       `json:"dualStack"`
-		FIPS                  bool       `json:"fips"`
-		RequesterPays         bool       `json:"requesterPays"`
-		SSE                   *fileSSE   `json:"sse"`
-		CAFile                string     `json:"caFile"`
-		Proxy                 *fileProxy `json:"proxy"`
-		DefaultClient         string     `json:"defaultClient"`
-		STS                   *fileSTS   `json:"sts"`
-		SingleController      bool       `json:"singleController"`
-		AdoptUntaggedBuckets  bool       `json:"adoptUntaggedBuckets"`
-		ControllerCredentials string     `json:"controllerCredentials"`
-		ExpectedBucketOwner   string     `json:"expectedBucketOwner"`
-		VolumeBuckets         []string   `json:"volumeBuckets"`
-
-		// config_sessions.go reads these.
-		Scope             fileScope  `json:"scope"`
-		Allow             []fileRule `json:"allow"`
-		WorkloadRoleARN   string     `json:"workloadRoleARN"`
-		ControllerRoleARN string     `json:"controllerRoleARN"`
-		PodIdentityAgent  string     `json:"podIdentityAgent"`
+		Settings      Backend   `json:",inline"`
+		Addressing    string    `json:"addressing"`
+		BucketNames   string    `json:"bucketNames"`
+		RequesterPays bool      `json:"requesterPays"`
+		SSE           *fileSSE  `json:"sse"`
+		Proxy         *Proxy    `json:"proxy"`
+		Scope         fileScope `json:"scope"`
+		Allow         []rule    `json:"allow"`
 	}
 	fileSSE struct {
 		Algorithm string `json:"algorithm"`
 		KMSKeyID  string `json:"kmsKeyID"`
 	}
-	fileProxy struct {
-		URL             string `json:"url"`
-		CredentialsFile string `json:"credentialsFile"`
-	}
-	fileSTS struct {
-		Endpoint     string   `json:"endpoint"`
-		Region       string   `json:"region"`
-		Kinds        []string `json:"kinds"`
-		Audience     string   `json:"audience"`
-		RoleOptional bool     `json:"roleOptional"`
-	}
-	fileRule struct {
-		Namespaces []string `json:"namespaces"`
-		Buckets    []string `json:"buckets"`
-		Roles      []string `json:"roles"`
-		Sources    []string `json:"sources"`
+	// fileClient is a declaration of a client.
+	fileClient struct {
+		Declaration client.Declaration         `json:",inline"`
+		Options     map[string]json.RawMessage `json:"options"`
 	}
 )
 
@@ -162,11 +134,11 @@ func ParseConfig(data []byte, region, endpoint string) (*Config, error) {
 		if name == volume.DefaultBackend {
 			// Errors name the source of a value.
 			given := map[string]string{}
-			if f.Endpoint == "" && endpoint != "" {
-				f.Endpoint, given["endpoint"] = endpoint, "the environment's S3 endpoint (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)"
+			if b := &f.Settings; b.Endpoint == "" && endpoint != "" {
+				b.Endpoint, given["endpoint"] = endpoint, "the environment's S3 endpoint (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)"
 			}
-			if f.Region == "" && region != "" {
-				f.Region, given["region"] = region, "the environment's region (AWS_REGION)"
+			if b := &f.Settings; b.Region == "" && region != "" {
+				b.Region, given["region"] = region, "the environment's region (AWS_REGION)"
 			}
 			place = func(key string) string {
 				if from, ok := given[key]; ok {
@@ -178,8 +150,8 @@ func ParseConfig(data []byte, region, endpoint string) (*Config, error) {
 		if c.backends[name], err = f.backend(name, place); err != nil {
 			return nil, err
 		}
-		if f.DefaultClient != "" {
-			if _, err := c.clients.Get(f.DefaultClient); err != nil {
+		if wanted := f.Settings.DefaultClient; wanted != "" {
+			if _, err := c.clients.Get(wanted); err != nil {
 				return nil, fault.Field(place("defaultClient"), "%w", err)
 			}
 		}
@@ -192,8 +164,8 @@ func (c *Config) Backend(name string) (Backend, error) {
 	if b, ok := c.backends[name]; ok {
 		return b, nil
 	}
-	return Backend{}, fault.Errorf(fault.Precondition, "there is no backend %q in the driver's config (known: %s); add it to the config file of every controller and node, which reload it automatically",
-		name, strings.Join(slices.Sorted(maps.Keys(c.backends)), ", "))
+	return Backend{}, fault.Errorf(fault.Precondition, "there is no backend %q in the driver's config (known: %s); add it to the config file of every controller "+
+		"and node, which reload it automatically", name, strings.Join(slices.Sorted(maps.Keys(c.backends)), ", "))
 }
 
 // Clients returns the driver's own clients and those that the file declares.
@@ -238,7 +210,7 @@ func parseFile(data []byte) (top fileConfig, err error) {
 func (f fileConfig) fileBackends() (map[string]fileBackend, error) {
 	files := map[string]fileBackend{}
 	for name, settings := range f.Backends {
-		if !backendName.MatchString(name) {
+		if !volume.IsName(name, 32) {
 			return nil, fault.Field("backends."+Clip(name, 64), "is not a backend name: at most 32 of a-z, 0-9 and -, not - at the start or end")
 		}
 		var b fileBackend
@@ -248,12 +220,6 @@ func (f fileConfig) fileBackends() (map[string]fileBackend, error) {
 		files[name] = b
 	}
 	return files, nil
-}
-
-// fileClient is a declaration of a client.
-type fileClient struct {
-	client.Declaration
-	Options map[string]json.RawMessage `json:"options"`
 }
 
 // declaredClients returns the declared clients, sorted by name.
@@ -276,7 +242,7 @@ func (f fileConfig) declaredClients() ([]client.Client, error) {
 			}
 			d.Declaration.Options[option] = o
 		}
-		c, err := d.Client(name, place)
+		c, err := d.Declaration.Client(name, place)
 		if err != nil {
 			return nil, err
 		}
@@ -300,77 +266,85 @@ func oneDocument(text string) error {
 	return nil
 }
 
-// backend checks the values of one backend and applies defaults.
-func (f fileBackend) backend(name string, place func(key string) string) (Backend, error) {
-	b := Backend{
-		Name:                  name,
-		Endpoint:              f.Endpoint,
-		Region:                f.Region,
-		PathStyle:             f.Endpoint != "",
-		CAFile:                f.CAFile,
-		DefaultClient:         f.DefaultClient,
-		SingleController:      f.SingleController,
-		AdoptUntaggedBuckets:  f.AdoptUntaggedBuckets,
-		ControllerCredentials: credentials.SourceDriver,
-		ExpectedBucketOwner:   f.ExpectedBucketOwner,
+// backend checks the values of one backend and applies defaults. The first error counts.
+func (f fileBackend) backend(name string, place func(key string) string) (b Backend, err error) {
+	b = f.Settings
+	b.Name, b.Scope, b.RelaxedBucketNames = name, string(f.Scope), f.BucketNames == bucketNamesRelaxed
+	b.ControllerCredentials = cmp.Or(b.ControllerCredentials, credentials.SourceDriver)
+	usual := addressingPath
+	if b.AWS() {
+		usual = addressingVirtual
 	}
-	var err error
-	if b.Endpoint, err = checkEndpoint(place("endpoint"), f.Endpoint); err != nil {
-		return Backend{}, err
+	b.PathStyle = cmp.Or(f.Addressing, usual) == addressingPath
+	if b.Endpoint, err = checkEndpoint(place("endpoint"), b.Endpoint); err != nil {
+		return b, err
 	}
-	if err := checkRegion(place("region"), f.Region); err != nil {
-		return Backend{}, err
+	err = cmp.Or(
+		checkRegion(place("region"), b.Region),
+		oneOf(place("addressing"), cmp.Or(f.Addressing, usual), addressingPath, addressingVirtual),
+		oneOf(place("bucketNames"), cmp.Or(f.BucketNames, bucketNamesAWS), bucketNamesAWS, bucketNamesRelaxed),
+		b.checkBucketNames(place("bucketNames")),
+		checkPath(place("caFile"), b.CAFile),
+		f.requests(&b, place),
+		f.proxy(&b, place),
+		oneOf(place("controllerCredentials"), b.ControllerCredentials, credentials.SourceDriver, credentials.SourceSecret),
+		b.checkBuckets(place),
+		b.checkSTS(place),
+		oneOf(place("scope"), cmp.Or(b.Scope, volume.ScopeAuto), volume.ScopeRequired, volume.ScopeAuto, volume.ScopeOff),
+		b.checkRole(place("workloadRoleARN"), b.WorkloadRoleARN, templates),
+		b.checkRole(place("controllerRoleARN"), b.ControllerRoleARN, noTemplates),
+		b.checkPodIdentityAgent(place("podIdentityAgent")),
+	)
+	if err == nil {
+		b.Allow, err = newAllow(f.Allow, place("allow"))
 	}
-	switch f.Addressing {
-	case "":
-	case addressingPath, addressingVirtual:
-		b.PathStyle = f.Addressing == addressingPath
-	default:
-		return Backend{}, fault.Field(place("addressing"), "is %q, must be %s or %s", Clip(f.Addressing, 32), addressingPath, addressingVirtual)
+	return b, err
+}
+
+func (b Backend) checkBucketNames(place string) error {
+	if b.RelaxedBucketNames && b.AWS() {
+		return fault.Field(place, "%s is only for other services; Amazon S3 has the rules %s", bucketNamesRelaxed, bucketNamesAWS)
 	}
-	switch f.BucketNames {
-	case "", bucketNamesAWS:
-	case bucketNamesRelaxed:
-		if b.RelaxedBucketNames = true; b.AWS() {
-			return Backend{}, fault.Field(place("bucketNames"), "%s is only for other services; Amazon S3 has the rules %s", bucketNamesRelaxed, bucketNamesAWS)
-		}
-	default:
-		return Backend{}, fault.Field(place("bucketNames"), "is %q, must be %s or %s", Clip(f.BucketNames, 32), bucketNamesAWS, bucketNamesRelaxed)
+	return nil
+}
+
+func (b Backend) checkBuckets(place func(key string) string) error {
+	if b.ExpectedBucketOwner != "" && !credentials.IsAccount(b.ExpectedBucketOwner) {
+		return fault.Field(place("expectedBucketOwner"), "must be an account id of 12 digits")
 	}
-	if f.CAFile != "" && !strings.HasPrefix(f.CAFile, "/") {
-		return Backend{}, fault.Field(place("caFile"), "must be an absolute path")
-	}
-	if err := f.requests(&b, place); err != nil {
-		return Backend{}, err
-	}
-	if err := f.proxy(&b, place); err != nil {
-		return Backend{}, err
-	}
-	switch f.ControllerCredentials {
-	case "":
-	case credentials.SourceDriver, credentials.SourceSecret:
-		b.ControllerCredentials = f.ControllerCredentials
-	default:
-		return Backend{}, fault.Field(place("controllerCredentials"), "is %q, must be %s or %s", Clip(f.ControllerCredentials, 32), credentials.SourceDriver, credentials.SourceSecret)
-	}
-	if f.ExpectedBucketOwner != "" && !accountID.MatchString(f.ExpectedBucketOwner) {
-		return Backend{}, fault.Field(place("expectedBucketOwner"), "must be an account id of 12 digits")
-	}
-	for i, bucket := range f.VolumeBuckets {
+	for i, bucket := range b.VolumeBuckets {
 		key := fmt.Sprintf("%s[%d]", place("volumeBuckets"), i)
 		if strings.Contains(bucket, "*") {
 			if err := checkPattern(bucket, "-._"); err != nil {
-				return Backend{}, fault.Field(key, "%q %w", Clip(bucket, 64), err)
+				return fault.Field(key, "%q %w", Clip(bucket, 64), err)
 			}
 		} else if err := b.CheckBucketName(bucket); err != nil {
-			return Backend{}, fault.Field(key, "%w", err)
+			return fault.Field(key, "%w", err)
 		}
 	}
-	b.VolumeBuckets = f.VolumeBuckets
-	if err := f.sessions(&b, place); err != nil {
-		return Backend{}, err
+	return nil
+}
+
+// oneOf refuses a value that is none of the known ones.
+func oneOf[T ~string](place string, value T, known ...T) error {
+	if slices.Contains(known, value) {
+		return nil
 	}
-	return b, nil
+	var list strings.Builder
+	for i, k := range known {
+		if i > 0 {
+			list.WriteString(map[bool]string{true: " or ", false: ", "}[i == len(known)-1])
+		}
+		list.WriteString(string(k))
+	}
+	return fault.Field(place, "is %q, must be %s", Clip(string(value), 32), list.String())
+}
+
+func checkPath(place, path string) error {
+	if path != "" && !strings.HasPrefix(path, "/") {
+		return fault.Field(place, "must be an absolute path")
+	}
+	return nil
 }
 
 func checkRegion(place, region string) error {
@@ -388,8 +362,8 @@ func checkEndpoint(place, endpoint string) (string, error) {
 // hostName matches host names in ASCII and IPv4 addresses.
 var hostName = regexp.MustCompile(`^([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.?$`)
 
-// checkURL returns the URL in its canonical form: scheme and host in lower case, no trailing slash. Errors do not repeat the value, which may contain a
-// password; instead is where credentials belong.
+// checkURL returns the URL in its canonical form: scheme and host in lower case, no trailing slash. Errors do not repeat the value, which
+// may contain a password; instead is where credentials belong.
 func checkURL(place, endpoint, instead string) (string, error) {
 	if endpoint == "" {
 		return "", nil

@@ -38,101 +38,85 @@ func (s *fileScope) UnmarshalJSON(raw []byte) error {
 	return json.Unmarshal(raw, (*string)(s))
 }
 
-// sessions reads the settings of sessions and their rules.
-func (f fileBackend) sessions(b *Backend, place func(key string) string) error {
-	if err := f.sts(b, place); err != nil {
-		return err
-	}
-	switch f.Scope {
-	case "", volume.ScopeOff, volume.ScopeAuto, volume.ScopeRequired:
-		b.Scope = string(f.Scope)
-	default:
-		return fault.Field(place("scope"), "is %q, must be %s, %s or %s", Clip(string(f.Scope), 32), volume.ScopeRequired, volume.ScopeAuto, volume.ScopeOff)
-	}
-	for _, role := range []struct {
-		key, value string
-		to         *string
-		templates  bool
-	}{
-		{"workloadRoleARN", f.WorkloadRoleARN, &b.WorkloadRoleARN, true},
-		{"controllerRoleARN", f.ControllerRoleARN, &b.ControllerRoleARN, false},
-	} {
-		if role.value == "" {
-			continue
-		}
-		if err := checkRole(*b, role.value, role.templates); err != nil {
-			return fault.Field(place(role.key), "%w", err)
-		}
-		*role.to = role.value
-	}
-	if f.PodIdentityAgent != "" {
-		if !b.AWS() {
-			return fault.Field(place("podIdentityAgent"), "is only for AWS, because other services do not accept credentials of EKS Pod Identity")
-		}
-		if err := CheckAgent(f.PodIdentityAgent); err != nil {
-			return fault.Field(place("podIdentityAgent"), "%w", err)
-		}
-		b.PodIdentityAgent = f.PodIdentityAgent
-	}
-	var err error
-	b.Allow, err = newAllow(f.Allow, place("allow"))
-	return err
-}
-
-func (f fileBackend) sts(b *Backend, place func(key string) string) (err error) {
-	if f.STS == nil {
+func (b Backend) checkPodIdentityAgent(place string) error {
+	if b.PodIdentityAgent == "" {
 		return nil
 	}
-	b.STS = &STS{Region: f.STS.Region, Audience: f.STS.Audience, RoleOptional: f.STS.RoleOptional}
-	if b.STS.Endpoint, err = checkEndpoint(place("sts.endpoint"), f.STS.Endpoint); err != nil {
+	if !b.AWS() {
+		return fault.Field(place, "is only for AWS, because other services do not accept credentials of EKS Pod Identity")
+	}
+	if err := CheckAgent(b.PodIdentityAgent); err != nil {
+		return fault.Field(place, "%w", err)
+	}
+	return nil
+}
+
+// checkSTS checks the token service, and sorts its kinds for Revision.
+func (b Backend) checkSTS(place func(key string) string) (err error) {
+	s := b.STS
+	if s == nil {
+		return nil
+	}
+	if s.Endpoint, err = checkEndpoint(place("sts.endpoint"), s.Endpoint); err != nil {
 		return err
 	}
-	if err := checkRegion(place("sts.region"), f.STS.Region); err != nil {
+	if err := checkRegion(place("sts.region"), s.Region); err != nil {
 		return err
 	}
-	for _, kind := range f.STS.Kinds {
-		switch k := credentials.Kind(kind); k {
-		case credentials.AssumeRole, credentials.WebIdentity, credentials.FederationToken:
-			if slices.Contains(b.STS.Kinds, k) {
-				return fault.Field(place("sts.kinds"), "has %s twice", k)
-			}
-			b.STS.Kinds = append(b.STS.Kinds, k)
-		default:
-			return fault.Field(place("sts.kinds"), "%q must be one of %s, %s, %s", Clip(kind, 32), credentials.AssumeRole, credentials.WebIdentity, credentials.FederationToken)
+	for i, kind := range s.Kinds {
+		if err := oneOf(place("sts.kinds"), kind, credentials.AssumeRole, credentials.WebIdentity, credentials.FederationToken); err != nil {
+			return err
+		}
+		if slices.Contains(s.Kinds[:i], kind) {
+			return fault.Field(place("sts.kinds"), "has %s twice", kind)
 		}
 	}
-	slices.Sort(b.STS.Kinds) // for Revision
-	for _, c := range f.STS.Audience {
-		if c <= ' ' || c > '~' || len(f.STS.Audience) > maxAudience {
+	slices.Sort(s.Kinds)
+	for _, c := range s.Audience {
+		if c <= ' ' || c > '~' || len(s.Audience) > maxAudience {
 			return fault.Field(place("sts.audience"), "is not an audience: at most %d printable characters without spaces", maxAudience)
 		}
 	}
 	switch {
-	case f.STS.Audience == credentials.PodIdentityAudience:
+	case s.Audience == credentials.PodIdentityAudience:
 		return fault.Field(place("sts.audience"), "is the audience of EKS Pod Identity, whose tokens are for its agent, not for STS")
-	case f.STS.RoleOptional && b.AWS():
+	case s.RoleOptional && b.AWS():
 		return fault.Field(place("sts.roleOptional"), "is for services where AssumeRole needs no role, such as MinIO; AWS needs one")
 	}
 	return nil
 }
 
-// checkRole checks a role of the config.
-func checkRole(b Backend, arn string, templates bool) error {
+// roleForm is whether a role of the config may have templates.
+type roleForm bool
+
+const (
+	templates   roleForm = true
+	noTemplates roleForm = false
+)
+
+// checkRole checks a role of the config; "" is none.
+func (b Backend) checkRole(place, arn string, form roleForm) error {
+	if arn == "" {
+		return nil
+	}
 	role := volume.Role(arn)
-	if err := role.Check(); err != nil {
-		return err
+	err := role.Check()
+	if err == nil && role.Templated() && form == noTemplates {
+		err = errors.New("must not contain templates, because there is no pod")
 	}
-	if role.Templated() && !templates {
-		return errors.New("must not contain templates, because there is no pod")
+	if err == nil {
+		err = CheckTemplates(arn)
 	}
-	if err := CheckTemplates(arn); err != nil {
-		return err
+	if err == nil {
+		var expanded string
+		if expanded, err = role.Expand("x", "x"); err == nil {
+			err = b.CheckRole(expanded)
+		}
 	}
-	expanded, err := role.Expand("x", "x")
 	if err != nil {
-		return err
+		return fault.Field(place, "%w", err)
 	}
-	return b.CheckRole(expanded)
+	return nil
 }
 
 // CheckRole refuses an ARN that is not of a role of this backend's service. The error continues a sentence about the ARN.
@@ -163,7 +147,8 @@ func CheckTemplates(role string) error {
 			holds += "." // a service account is a DNS name
 		}
 		if strings.Trim(between, holds) == "" {
-			return errors.New("could be the same role for two pods; put a . after ${pod.namespace}, or a / or _ between the templates, so that namespace a-b with service account c differs from namespace a with b-c")
+			return errors.New("could be the same role for two pods; put a . after ${pod.namespace}, or a / or _ between the templates, so that namespace a-b with " +
+				"service account c differs from namespace a with b-c")
 		}
 	}
 	return nil

@@ -41,7 +41,8 @@ backends:
 	got := parsed(t, file, "default")
 	want := Backend{
 		Name: "default", ControllerCredentials: credentials.SourceDriver, Scope: volume.ScopeRequired,
-		WorkloadRoleARN: awsRole + "${pod.namespace}.${pod.serviceAccountName}", ControllerRoleARN: awsRole + "s3csi", PodIdentityAgent: "http://[fd00:ec2::23]/v1/credentials",
+		WorkloadRoleARN: awsRole + "${pod.namespace}.${pod.serviceAccountName}", ControllerRoleARN: awsRole +
+			"s3csi", PodIdentityAgent: "http://[fd00:ec2::23]/v1/credentials",
 		Allow: &Allow{[]rule{
 			{[]string{"a", "b-*"}, []string{"*"}, []string{awsRole + "*"}, []string{"workload", "driver"}},
 			{Namespaces: []string{"admin"}},
@@ -51,7 +52,8 @@ backends:
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 	sts := parsed(t, file, "minio").STS
-	if want := (&STS{"http://sts:1", "x", []credentials.Kind{credentials.AssumeRole, credentials.WebIdentity}, "https://minio", true}); !reflect.DeepEqual(sts, want) {
+	if want := (&STS{"http://sts:1", "x", []credentials.Kind{credentials.AssumeRole, credentials.WebIdentity}, "https://minio", true}); !reflect.DeepEqual(sts,
+		want) {
 		t.Errorf("got %+v, want %+v", sts, want)
 	}
 }
@@ -73,25 +75,27 @@ func TestErrorsInTheSettingsOfSessionsNameTheirPlace(t *testing.T) {
 		file  string
 		parts []string
 	}{
-		"scope":                    {aws("scope: always"), []string{"backends.default.scope", "required, auto or off"}},
-		"scope that is a boolean":  {aws("scope: on"), []string{"backends.default.scope", "string"}},
-		"kind":                     {aws("sts: {kinds: [saml]}"), []string{"backends.default.sts.kinds", "saml", "assumeRole"}},
-		"kind that is no session":  {aws("sts: {kinds: [asIs]}"), []string{"backends.default.sts.kinds"}},
-		"kind twice":               {aws("sts: {kinds: [assumeRole, assumeRole]}"), []string{"backends.default.sts.kinds", "twice"}},
-		"no kinds":                 {aws("sts: {kinds: []}"), []string{"backends.default.sts.kinds", "empty"}},
-		"kinds as a string":        {aws("sts: {kinds: assumeRole}"), []string{"backends.default.sts.kinds", "list"}},
-		"kinds with nothing":       {aws("sts: {kinds: [null]}"), []string{"backends.default.sts.kinds[0]"}},
-		"audience":                 {aws("sts: {audience: 'a b'}"), []string{"backends.default.sts.audience"}},
-		"audience of the agent":    {aws("sts: {audience: pods.eks.amazonaws.com}"), []string{"backends.default.sts.audience", "Pod Identity"}},
-		"roleOptional on AWS":      {aws("sts: {roleOptional: true}"), []string{"backends.default.sts.roleOptional", "MinIO"}},
-		"roleOptional":             {other("sts: {roleOptional: maybe}"), []string{"backends.minio.sts.roleOptional", "true or false"}},
-		"role":                     {aws("workloadRoleARN: admin"), []string{"backends.default.workloadRoleARN", "ARN"}},
-		"role of another service":  {aws("workloadRoleARN: arn:minio:iam:::role/x"), []string{"backends.default.workloadRoleARN", "AWS"}},
-		"role without an account":  {aws("controllerRoleARN: arn:aws:iam:::role/x"), []string{"backends.default.controllerRoleARN"}},
-		"role with a template":     {aws("controllerRoleARN: " + awsRole + "${pod.namespace}"), []string{"backends.default.controllerRoleARN", "no pod"}},
-		"role with another one":    {aws("workloadRoleARN: " + awsRole + "${pod.name}"), []string{"backends.default.workloadRoleARN", "${pod.name}"}},
-		"role that pods share":     {aws("workloadRoleARN: " + awsRole + "${pod.namespace}-${pod.serviceAccountName}"), []string{"backends.default.workloadRoleARN", "two pods"}},
-		"agent that is elsewhere":  {aws("podIdentityAgent: http://10.0.0.1/v1/credentials"), []string{"backends.default.podIdentityAgent", "loopback or link-local"}},
+		"scope":                   {aws("scope: always"), []string{"backends.default.scope", "required, auto or off"}},
+		"scope that is a boolean": {aws("scope: on"), []string{"backends.default.scope", "string"}},
+		"kind":                    {aws("sts: {kinds: [saml]}"), []string{"backends.default.sts.kinds", "saml", "assumeRole"}},
+		"kind that is no session": {aws("sts: {kinds: [asIs]}"), []string{"backends.default.sts.kinds"}},
+		"kind twice":              {aws("sts: {kinds: [assumeRole, assumeRole]}"), []string{"backends.default.sts.kinds", "twice"}},
+		"no kinds":                {aws("sts: {kinds: []}"), []string{"backends.default.sts.kinds", "empty"}},
+		"kinds as a string":       {aws("sts: {kinds: assumeRole}"), []string{"backends.default.sts.kinds", "list"}},
+		"kinds with nothing":      {aws("sts: {kinds: [null]}"), []string{"backends.default.sts.kinds[0]"}},
+		"audience":                {aws("sts: {audience: 'a b'}"), []string{"backends.default.sts.audience"}},
+		"audience of the agent":   {aws("sts: {audience: pods.eks.amazonaws.com}"), []string{"backends.default.sts.audience", "Pod Identity"}},
+		"roleOptional on AWS":     {aws("sts: {roleOptional: true}"), []string{"backends.default.sts.roleOptional", "MinIO"}},
+		"roleOptional":            {other("sts: {roleOptional: maybe}"), []string{"backends.minio.sts.roleOptional", "true or false"}},
+		"role":                    {aws("workloadRoleARN: admin"), []string{"backends.default.workloadRoleARN", "ARN"}},
+		"role of another service": {aws("workloadRoleARN: arn:minio:iam:::role/x"), []string{"backends.default.workloadRoleARN", "AWS"}},
+		"role without an account": {aws("controllerRoleARN: arn:aws:iam:::role/x"), []string{"backends.default.controllerRoleARN"}},
+		"role with a template":    {aws("controllerRoleARN: " + awsRole + "${pod.namespace}"), []string{"backends.default.controllerRoleARN", "no pod"}},
+		"role with another one":   {aws("workloadRoleARN: " + awsRole + "${pod.name}"), []string{"backends.default.workloadRoleARN", "${pod.name}"}},
+		"role that pods share": {aws("workloadRoleARN: " + awsRole + "${pod.namespace}-${pod.serviceAccountName}"),
+			[]string{"backends.default.workloadRoleARN", "two pods"}},
+		"agent that is elsewhere": {aws("podIdentityAgent: http://10.0.0.1/v1/credentials"), []string{"backends.default.podIdentityAgent",
+			"loopback or link-local"}},
 		"agent with a name":        {aws("podIdentityAgent: http://localhost/v1/credentials"), []string{"backends.default.podIdentityAgent"}},
 		"agent with a user":        {aws("podIdentityAgent: http://hunter2@127.0.0.1/"), []string{"backends.default.podIdentityAgent"}},
 		"agent of another service": {other("podIdentityAgent: http://127.0.0.1/"), []string{"backends.minio.podIdentityAgent", "AWS"}},
@@ -171,7 +175,8 @@ func TestAVolumeCanAskForMoreThanItsBackendAndNeverForLess(t *testing.T) {
 
 func TestPartitionsFollowRegions(t *testing.T) {
 	for region, want := range map[string]string{
-		"": "aws", "eu-west-1": "aws", "cn-north-1": "aws-cn", "us-gov-west-1": "aws-us-gov", "us-iso-east-1": "aws-iso", "us-isob-east-1": "aws-iso-b", "eusc-de-east-1": "aws-eusc",
+		"": "aws", "eu-west-1": "aws", "cn-north-1": "aws-cn", "us-gov-west-1": "aws-us-gov",
+		"us-iso-east-1": "aws-iso", "us-isob-east-1": "aws-iso-b", "eusc-de-east-1": "aws-eusc",
 	} {
 		if got := (Backend{Region: region}).Partition(); got != want {
 			t.Errorf("%s: %s, want %s", region, got, want)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 func TestConfigGivesWhatTheFileSays(t *testing.T) {
@@ -35,9 +36,7 @@ backends:
   plain:
     endpoint: http://10.0.0.1:9000
 `), "us-west-2", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	want := []Backend{
 		{Name: "default", Region: "eu-central-1", ControllerCredentials: credentials.SourceDriver},
 		{Name: "minio", Endpoint: "https://minio.storage.svc:9000", Region: "us-east-1", CAFile: "/etc/ca.pem", STS: &STS{Region: "eu-west-1"},
@@ -56,9 +55,7 @@ func TestWhichBackendsAreDeclared(t *testing.T) {
 		"": "default", "backends: {}": "default", "backends: {default: {}}": "default", "backends: {a: {}}": "a", "backends: {b: {}, default: {}}": "b default",
 	} {
 		cfg, err := ParseConfig([]byte(file), "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		var got []string
 		for _, b := range cfg.Declared() {
 			got = append(got, b.Name)
@@ -85,9 +82,7 @@ func TestDefaultBackendComesFromTheEnvironmentAndTheFileOverridesIt(t *testing.T
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg, err := ParseConfig([]byte(c.file), c.region, c.endpoint)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			c.want.Name, c.want.ControllerCredentials = "default", credentials.SourceDriver
 			if got, err := cfg.Backend("default"); err != nil || !reflect.DeepEqual(got, c.want) {
 				t.Errorf("got %+v, %v; want %+v", got, err, c.want)
@@ -158,9 +153,7 @@ func TestConfigErrorsAreInvalidAndNameTheirPlace(t *testing.T) {
 
 func TestUnknownBackendIsAPreconditionThatNamesTheKnown(t *testing.T) {
 	cfg, err := ParseConfig([]byte("backends: {minio: {endpoint: 'http://a'}}"), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	_, err = cfg.Backend("ceph")
 	if !fault.Is(err, fault.Precondition) {
 		t.Errorf("got kind %v", fault.KindOf(err))
@@ -175,9 +168,7 @@ func TestLoadConfigReadsCAFilesAndRefusesWrongOnes(t *testing.T) {
 	write := func(name string, data []byte) string {
 		t.Helper()
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.WriteFile(path, data, 0o600))
 		return path
 	}
 	good := write("good.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
@@ -189,9 +180,7 @@ func TestLoadConfigReadsCAFilesAndRefusesWrongOnes(t *testing.T) {
 			wantText(t, err, path, "backends.minio.caFile", part)
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if b, _ := cfg.Backend("minio"); b.roots == nil {
 			t.Error("the CA file was not read")
 		}
@@ -246,7 +235,7 @@ func FuzzParseConfig(f *testing.F) {
 			t.Fatal("there is no default backend")
 		}
 		for _, b := range cfg.Backends() {
-			if !backendName.MatchString(b.Name) || (b.Region != "" && !regionName.MatchString(b.Region)) || (b.CAFile != "" && b.CAFile[0] != '/') {
+			if !volume.IsName(b.Name, 32) || (b.Region != "" && !regionName.MatchString(b.Region)) || (b.CAFile != "" && b.CAFile[0] != '/') {
 				t.Fatalf("an unchecked value: %+v", b)
 			}
 			// The canonical form is stable and can be given again.
@@ -261,18 +250,20 @@ func FuzzParseConfig(f *testing.F) {
 // examples are accepted.
 func TestTheDocumentedConfigIsTheOneThatIsRead(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	want := map[string]bool{}
 	var collect func(place string, s reflect.Type)
 	collect = func(place string, s reflect.Type) {
 		for f := range s.Fields() {
-			key := place + f.Tag.Get("json")
-			if k := f.Type.Kind(); k == reflect.Pointer || k == reflect.Slice && f.Type.Elem().Kind() == reflect.Struct {
-				collect(key+".", f.Type.Elem())
-			} else {
-				want[key] = true
+			tag := f.Tag.Get("json")
+			switch k := f.Type.Kind(); {
+			case tag == "" || tag == "-":
+			case tag == ",inline":
+				collect(place, f.Type)
+			case k == reflect.Pointer || k == reflect.Slice && f.Type.Elem().Kind() == reflect.Struct:
+				collect(place+tag+".", f.Type.Elem())
+			default:
+				want[place+tag] = true
 			}
 		}
 	}
@@ -303,15 +294,11 @@ func TestTheDocumentedConfigIsTheOneThatIsRead(t *testing.T) {
 
 func TestClientsAreDeclaredInTheFile(t *testing.T) {
 	document, err := os.ReadFile("../../docs/reference/declared-clients.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	_, rest, _ := strings.Cut(string(document), "```yaml\nclients:\n")
 	example, _, _ := strings.Cut(rest, "```")
 	cfg, err := ParseConfig([]byte("clients:\n"+example), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	c, err := cfg.Clients().Get("debian-rclone")
 	if err != nil || !c.Declared || c.Options["dir-cache-time"].Max != 3600_000 || len(cfg.Clients().All()) != 3 {
 		t.Errorf("%+v, %v", c, err)

@@ -103,9 +103,9 @@ func fieldsByKey(v any) map[string]reflect.Value {
 	s := reflect.ValueOf(v).Elem()
 	for i := range s.NumField() {
 		switch key := s.Type().Field(i).Tag.Get("json"); {
-		case s.Type().Field(i).Anonymous:
+		case key == ",inline":
 			maps.Copy(fields, fieldsByKey(s.Field(i).Addr().Interface()))
-		case key != "-":
+		case key != "" && key != "-":
 			fields[key] = s.Field(i)
 		}
 	}

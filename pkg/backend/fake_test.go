@@ -78,7 +78,8 @@ const emptyListing = `<?xml version="1.0"?><ListBucketResult xmlns="http://s3.am
 // hermetic keeps the tests' machine out.
 func hermetic(t *testing.T) {
 	t.Helper()
-	for _, name := range []string{"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
+	for _, name := range []string{"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID",
+		"AWS_SECRET_ACCESS_KEY",
 		"AWS_SESSION_TOKEN", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"} {
 		t.Setenv(name, "")
 	}
@@ -95,9 +96,7 @@ func serve(t *testing.T, answer func(w http.ResponseWriter, r *http.Request), ex
 	server := httptest.NewServer(f)
 	t.Cleanup(server.Close)
 	cfg, err := ParseConfig([]byte("backends:\n  fake:\n    endpoint: "+server.URL+"\n"+extra), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	clients, be := newTestClients(t, cfg, "fake", opts...)
 	return f, clients, be
 }
@@ -105,23 +104,17 @@ func serve(t *testing.T, answer func(w http.ResponseWriter, r *http.Request), ex
 func newTestClients(t *testing.T, cfg *Config, name string, opts ...Option) (*Clients, Backend) {
 	t.Helper()
 	clients, err := NewClients(cfg, append(opts, withoutWaiting())...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(clients.Close)
 	be, err := cfg.Backend(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return clients, be
 }
 
 func newTestBuckets(t *testing.T, clients *Clients, now func() time.Time) *Buckets {
 	t.Helper()
 	b, err := NewBuckets(clients, now)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return b
 }
 
@@ -147,3 +140,12 @@ func wantText(t *testing.T, err error, parts ...string) {
 		t.Errorf("error holds the secret: %v", err)
 	}
 }
+
+// withTransport sends all requests through rt, for tests.
+func withTransport(rt http.RoundTripper) Option { return func(c *Clients) { c.transport = rt } }
+
+// withoutWaiting retries without backoff.
+func withoutWaiting() Option { return func(c *Clients) { c.backoff = time.Millisecond } }
+
+// withSilence shortens how long a connection may receive nothing, for tests.
+func withSilence(limit time.Duration) Option { return func(c *Clients) { c.silence = limit } }

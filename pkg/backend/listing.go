@@ -15,9 +15,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// maxListing is the maximum size of a listing: 1000 keys of 1024 bytes, nine bytes for each if they are escaped, and the rest.
-const maxListing = 16 << 20
-
 // rootOf returns the root element of the responses to an operation, or "" if they have none that proves anything.
 func rootOf(operation string) string {
 	switch operation {
@@ -47,12 +44,8 @@ func readListings(s *middleware.Stack) error {
 		if err != nil || want == "" || !ok || resp.StatusCode/100 != 2 {
 			return out, metadata, err
 		}
-		data, err := io.ReadAll(io.LimitReader(resp.Body, maxListing+1))
-		switch {
-		case err != nil:
-		case len(data) > maxListing:
-			err = fault.Errorf(fault.Unavailable, "the response to %s has more than %d bytes", operation, maxListing)
-		default:
+		data, err := io.ReadAll(resp.Body) // bounded
+		if err == nil {
 			data = expressible(data)
 			if root := rootElement(data); root != want && root != "Error" {
 				err = fault.Errorf(fault.Unavailable,
@@ -63,12 +56,15 @@ func readListings(s *middleware.Stack) error {
 		if err != nil {
 			return out, metadata, &smithy.DeserializationError{Err: err}
 		}
-		resp.Body = struct {
-			io.Reader
-			io.Closer
-		}{bytes.NewReader(data), resp.Body}
+		resp.Body = replacedBody{bytes.NewReader(data), resp.Body}
 		return out, metadata, nil
 	}), "OperationDeserializer", middleware.After)
+}
+
+// replacedBody is a body that was read, with another content.
+type replacedBody struct {
+	io.Reader
+	io.Closer
 }
 
 // expressible replaces what XML cannot express.

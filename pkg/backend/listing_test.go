@@ -30,7 +30,7 @@ func TestListing_OnlyThatOfS3IsOne(t *testing.T) {
 		"JSON":                 {"{}", fault.Unavailable, ""},
 		"other result":         {"<ListAllMyBucketsResult/>", fault.Unavailable, ""},
 		"cut":                  {key("a")[:60], fault.Unavailable, ""},
-		"endless":              {key(strings.Repeat("a", maxListing)), fault.Unavailable, ""},
+		"endless":              {key(strings.Repeat("a", 16<<20)), fault.Unavailable, ""},
 		"listing":              {key("a&#13;b&amp;"), fault.Unknown, "a\rb&"},
 		"control character":    {key("a\x01b"), fault.Unknown, "a\ufffdb"},
 		"reference":            {key("a&#x1;b&#31;c&#xFFFE;&#x10FFFF;&#x1F600;"), fault.Unknown, "a\ufffdb\ufffdc\ufffd\U0010ffff\U0001f600"},
@@ -42,9 +42,7 @@ func TestListing_OnlyThatOfS3IsOne(t *testing.T) {
 			_, _ = io.WriteString(w, c.body)
 		}, "")
 		client, err := clients.S3(bounded(t), be, testKeys, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		out, err := client.ListObjectsV2(bounded(t), &s3.ListObjectsV2Input{Bucket: aws.String("bucket")})
 		switch {
 		case c.kind != fault.Unknown:
@@ -66,9 +64,7 @@ func TestClients_WithoutHeaderTimeoutAServiceMayBeSilent(t *testing.T) {
 		}
 	}, "", withSilence(100*time.Millisecond))
 	client, err := clients.S3(bounded(t), be, testKeys, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if _, err := client.HeadBucket(bounded(t), &s3.HeadBucketInput{Bucket: aws.String("bucket")}); err == nil {
 		t.Error("a silent service was waited for")
 	}

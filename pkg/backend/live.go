@@ -43,14 +43,8 @@ type Live struct {
 	successful prometheus.Gauge
 }
 
-// LiveOption is an option of NewLive.
-type LiveOption func(*Live)
-
-// WithInterval sets how often the file is read.
-func WithInterval(d time.Duration) LiveOption { return func(l *Live) { l.interval = d } }
-
 // NewLive reads the config file like LoadConfig and returns its errors; path "" is the config without a file.
-func NewLive(path, region, endpoint string, opts ...LiveOption) (*Live, error) {
+func NewLive(path, region, endpoint string) (*Live, error) {
 	l := &Live{
 		path: path, region: region, endpoint: endpoint, interval: reloadInterval, changed: make(chan struct{}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -61,9 +55,6 @@ func NewLive(path, region, endpoint string, opts ...LiveOption) (*Live, error) {
 			Name: "s3csi_config_last_reload_successful",
 			Help: "Whether the current config file is in use: 1, or 0 if it is invalid and the last valid one is in use.",
 		}),
-	}
-	for _, opt := range opts {
-		opt(l)
 	}
 	c, err := l.load()
 	if err != nil {

@@ -24,14 +24,12 @@ const (
 	declaredSTSBound = 10 * time.Second
 )
 
-// account is a caller's account id; "" if it is unknown.
-type account struct{ id string }
-
-func keepAccount(a account, err error) time.Duration {
+// keepAccount returns how long an account id is kept; "" is unknown.
+func keepAccount(id string, err error) time.Duration {
 	switch {
 	case err != nil:
-		return keepShortly(a, err)
-	case a.id == "":
+		return keepShortly(id, err)
+	case id == "":
 		return noAccountTTL
 	}
 	return accountTTL
@@ -61,16 +59,15 @@ func (b *Buckets) expectedOwner(ctx context.Context, be Backend, keys credential
 		}
 		b.noCallerIdentity.Delete(be.Revision())
 	}
-	a, err := b.accounts.Get(ctx, bucketKey{backend: be.Revision(), identity: b.identity(keys)}, func(ctx context.Context) (account, error) {
+	return b.accounts.Get(ctx, bucketKey{backend: be.Revision(), identity: b.identity(keys)}, func(ctx context.Context) (string, error) {
 		return b.askAccount(ctx, be, keys)
 	})
-	return a.id, err
 }
 
-func (b *Buckets) askAccount(ctx context.Context, be Backend, keys credentials.Keys) (account, error) {
+func (b *Buckets) askAccount(ctx context.Context, be Backend, keys credentials.Keys) (string, error) {
 	client, err := b.clients.STS(ctx, be, keys)
 	if err != nil {
-		return account{}, err
+		return "", err
 	}
 	bound := stsBound
 	if be.STS != nil {
@@ -79,20 +76,21 @@ func (b *Buckets) askAccount(ctx context.Context, be Backend, keys credentials.K
 	asking, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	out, err := client.GetCallerIdentity(asking, &sts.GetCallerIdentityInput{})
-	if err == nil && accountID.MatchString(aws.ToString(out.Account)) {
-		return account{*out.Account}, nil
+	if err == nil && credentials.IsAccount(aws.ToString(out.Account)) {
+		return *out.Account, nil
 	}
 	if err != nil {
-		if ctx.Err() != nil {
-			return account{}, Classify(err, "get the caller's account from STS of "+be.String())
-		}
 		err = Classify(err, "get the caller's account from STS of "+be.String())
+		if ctx.Err() != nil {
+			return "", err
+		}
 		unanswered := fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Timeout) || fault.Is(err, fault.Unknown)
 		if be.STS != nil && unanswered {
-			return account{}, fault.Errorf(fault.Unavailable, "%w; the bucket's owner cannot be checked without it, unless expectedBucketOwner is set on the backend", err)
+			return "", fault.Errorf(fault.Unavailable, "%w; the bucket's owner cannot be checked without it, unless expectedBucketOwner is set on the backend",
+				err)
 		}
 		if fault.Is(err, fault.Unauthenticated) {
-			return account{}, err // S3 would refuse the keys, too
+			return "", err // S3 would refuse the keys, too
 		}
 		if fault.Is(err, fault.Precondition) || fault.Is(err, fault.Unsupported) {
 			b.noCallerIdentity.Store(be.Revision(), b.now().Add(noAccountTTL))
@@ -101,10 +99,10 @@ func (b *Buckets) askAccount(ctx context.Context, be Backend, keys credentials.K
 	if err == nil {
 		err = errors.New("STS returned no account")
 	}
-	if _, logged := b.accountLogged.LoadOrStore(be.Name, true); logged {
-		return account{}, nil
+	if _, logged := b.accountLogged.LoadOrStore(be.Name, struct{}{}); logged {
+		return "", nil
 	}
 	klog.FromContext(ctx).Info("Bucket owner is not checked, caller's account unknown",
 		"backend", be.Name, "reason", err)
-	return account{}, nil
+	return "", nil
 }

@@ -11,7 +11,8 @@ import (
 )
 
 func identityAnswer(w http.ResponseWriter, account string) {
-	say(w, `<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult><Account>%s</Account></GetCallerIdentityResult></GetCallerIdentityResponse>`, account)
+	say(w, `<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult>`+
+		`<Account>%s</Account></GetCallerIdentityResult></GetCallerIdentityResponse>`, account)
 }
 
 func stsRefusal(w http.ResponseWriter, status int, code string) {
@@ -22,9 +23,7 @@ func stsRefusal(w http.ResponseWriter, status int, code string) {
 func TestOnAWSTheOwnerIsTheCallersAccountAndTheRegionIsFollowed(t *testing.T) {
 	hermetic(t)
 	cfg, err := DefaultConfig("", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	f := &fakeS3{answer: func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case strings.HasPrefix(r.Host, "sts."):
@@ -40,7 +39,7 @@ func TestOnAWSTheOwnerIsTheCallersAccountAndTheRegionIsFollowed(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	buckets := newTestBuckets(t, clients, func() time.Time { return now })
 	want := BucketInfo{Name: "bucket", Region: "eu-central-1", Owner: "111111111111"}
-	if info, err := buckets.Validate(bounded(t), be, testKeys, "bucket", ""); err != nil || info != want {
+	if info, err := buckets.Validate(bounded(t), be, testKeys, BucketInfo{Name: "bucket"}); err != nil || info != want {
 		t.Fatalf("got %+v, %v", info, err)
 	}
 	var hosts []string
@@ -52,7 +51,7 @@ func TestOnAWSTheOwnerIsTheCallersAccountAndTheRegionIsFollowed(t *testing.T) {
 	}
 	// The account is remembered longer than the bucket.
 	now = now.Add(successTTL)
-	if _, err := buckets.Validate(bounded(t), be, testKeys, "bucket", ""); err != nil || len(f.asked()) != 5 {
+	if _, err := buckets.Validate(bounded(t), be, testKeys, BucketInfo{Name: "bucket"}); err != nil || len(f.asked()) != 5 {
 		t.Errorf("%d requests, %v", len(f.asked()), err)
 	}
 }
@@ -79,9 +78,9 @@ func TestAnSTSThatGivesNoAccount(t *testing.T) {
 		"a web server": {func(w http.ResponseWriter) { say(w, "<html>hello") }, fault.Unavailable, fault.Unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
-			check := func(clients *Clients, be Backend, want fault.Kind) {
+			owned := func(clients *Clients, be Backend, want fault.Kind) {
 				t.Helper()
-				info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "bucket", "")
+				info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "bucket"})
 				if fault.KindOf(err) != want || (err == nil) != (want == fault.Unknown) || info.Owner != "" {
 					t.Errorf("%+v, kind %v, want %v: %v", info, fault.KindOf(err), want, err)
 				}
@@ -90,13 +89,11 @@ func TestAnSTSThatGivesNoAccount(t *testing.T) {
 				}
 			}
 			_, clients, be := serve(t, answer(c.answer), "    sts: {}\n")
-			check(clients, be, c.declared)
+			owned(clients, be, c.declared)
 			cfg, err := DefaultConfig("", "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			clients, be = newTestClients(t, cfg, "default", withTransport(&fakeS3{answer: answer(c.answer)}))
-			check(clients, be, c.aws)
+			owned(clients, be, c.aws)
 		})
 	}
 }
@@ -111,7 +108,7 @@ func TestOutsideAWSOnlyADeclaredSTSIsAsked(t *testing.T) {
 				identityAnswer(w, "000000000000")
 			}
 		}, extra)
-		if _, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "bucket", ""); err != nil {
+		if _, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "bucket"}); err != nil {
 			t.Error(err)
 		}
 		if got := f.requests(); len(got) != want {
@@ -135,7 +132,7 @@ func TestAccountsOfDifferentKeysAreDifferent(t *testing.T) {
 		keys credentials.Keys
 		want string
 	}{{testKeys, "111111111111"}, {credentials.Keys{AccessKeyID: "OTHER", SecretAccessKey: "x"}, "222222222222"}} {
-		if info, err := buckets.Validate(bounded(t), be, c.keys, "b", ""); err != nil || info.Owner != c.want {
+		if info, err := buckets.Validate(bounded(t), be, c.keys, BucketInfo{Name: "b"}); err != nil || info.Owner != c.want {
 			t.Errorf("got %+v, %v", info, err)
 		}
 	}
@@ -183,7 +180,7 @@ func TestADeclaredSTSMayTakeLonger(t *testing.T) {
 			identityAnswer(w, "111122223333")
 		}
 	}, "    sts: {}\n")
-	if info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "bucket", ""); err != nil || info.Owner != "111122223333" {
+	if info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "bucket"}); err != nil || info.Owner != "111122223333" {
 		t.Errorf("%+v, %v", info, err)
 	}
 }

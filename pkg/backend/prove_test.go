@@ -35,7 +35,8 @@ func TestASessionThatIsKeptToItsScopeIsProvenOnce(t *testing.T) {
 	b := newTestBuckets(t, clients, func() time.Time { return now })
 	prove := func(class, bucket, prefix string) {
 		t.Helper()
-		check(t, b.ProveScope(bounded(t), be, testSession, class, bucket, prefix, "us-east-1", "111122223333"))
+		check(t, b.ProveScope(bounded(t), be, Access{Keys: testSession, Class: class, Prefix: prefix,
+			Bucket: BucketInfo{Name: bucket, Region: "us-east-1", Owner: "111122223333"}}))
 	}
 	var wg sync.WaitGroup
 	for range 20 {
@@ -99,7 +100,7 @@ func TestASessionThatCanDoMoreIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, clients, be := serve(t, enforcing(c.allowed), "")
-			err := newTestBuckets(t, clients, nil).ProveScope(bounded(t), be, testSession, "c", "b", c.prefix, "", "")
+			err := newTestBuckets(t, clients, nil).ProveScope(bounded(t), be, Access{Keys: testSession, Class: "c", Prefix: c.prefix, Bucket: BucketInfo{Name: "b"}})
 			if !fault.Is(err, fault.Precondition) {
 				t.Fatalf("got %v", err)
 			}
@@ -128,7 +129,8 @@ func TestWhatIsNoRefusalOfTheSessionProvesNothing(t *testing.T) {
 				refuse(w, r, c.status, c.code)
 			}, "")
 			b := newTestBuckets(t, clients, nil)
-			if err := b.ProveScope(bounded(t), be, testSession, "c", "b", "p/", "", ""); fault.KindOf(err) != c.kind || err == nil {
+			if err := b.ProveScope(bounded(t), be, Access{Keys: testSession, Class: "c", Prefix: "p/", Bucket: BucketInfo{Name: "b"}}); fault.KindOf(err) != c.kind ||
+				err == nil {
 				t.Errorf("got %v of kind %v", err, fault.KindOf(err))
 			}
 		})
@@ -141,7 +143,7 @@ func TestADirectoryBucketHasNothingToProve(t *testing.T) {
 	cfg, err := DefaultConfig("", "")
 	check(t, err)
 	clients, be := newTestClients(t, cfg, "default", withTransport(f))
-	check(t, newTestBuckets(t, clients, nil).ProveScope(bounded(t), be, testSession, "c", "b--use1-az4--x-s3", "", "", ""))
+	check(t, newTestBuckets(t, clients, nil).ProveScope(bounded(t), be, Access{Keys: testSession, Class: "c", Bucket: BucketInfo{Name: "b--use1-az4--x-s3"}}))
 	if len(f.asked()) != 0 {
 		t.Errorf("asked %v", f.requests())
 	}
@@ -161,7 +163,7 @@ func TestTheAccountOfASessionIsNotAskedForAgain(t *testing.T) {
 	clients, be := newTestClients(t, cfg, "default", withTransport(f))
 	keys := testSession
 	keys.Account = "111122223333"
-	info, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, keys, "b", "p/", "", "")
+	info, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, Access{Keys: keys, Prefix: "p/", Bucket: BucketInfo{Name: "b"}})
 	check(t, err)
 	if info.Owner != "111122223333" {
 		t.Errorf("the owner is %q", info.Owner)

@@ -18,9 +18,9 @@ import (
 type Proxy struct {
 	// URL has the scheme, the host and the port, and no credentials; "": there is no proxy. The driver then uses that of its environment,
 	// and clients use none.
-	URL string
+	URL string `json:"url"`
 	// CredentialsFile is the absolute path of a file with "user:password"; "": the proxy needs none.
-	CredentialsFile string
+	CredentialsFile string `json:"credentialsFile"`
 
 	credentials string // the content of CredentialsFile once it was read
 	sum         string // a hash of it that cannot be reversed in practice
@@ -40,20 +40,18 @@ func (f fileBackend) proxy(b *Backend, place func(key string) string) (err error
 	if f.Proxy == nil {
 		return nil
 	}
-	if f.Proxy.URL == "" {
+	b.Proxy = *f.Proxy
+	if b.Proxy.URL == "" {
 		return fault.Field(place("proxy.url"), "is missing; set the URL of the proxy, or remove proxy")
 	}
-	if b.Proxy.URL, err = checkURL(place("proxy.url"), f.Proxy.URL, "put user:password into the file of proxy.credentialsFile"); err != nil {
+	if b.Proxy.URL, err = checkURL(place("proxy.url"), b.Proxy.URL, "put user:password into the file of proxy.credentialsFile"); err != nil {
 		return err
 	}
 	if strings.HasPrefix(b.Proxy.URL, "https://") {
-		return fault.Field(place("proxy.url"), "must start with http://: not all clients can reach a proxy over TLS; what they send to an endpoint with https:// is encrypted nevertheless")
+		return fault.Field(place("proxy.url"), "must start with http://: not all clients can reach a proxy over TLS; what they send to an endpoint with "+
+			"https:// is encrypted nevertheless")
 	}
-	if f.Proxy.CredentialsFile != "" && !strings.HasPrefix(f.Proxy.CredentialsFile, "/") {
-		return fault.Field(place("proxy.credentialsFile"), "must be an absolute path")
-	}
-	b.Proxy.CredentialsFile = f.Proxy.CredentialsFile
-	return nil
+	return checkPath(place("proxy.credentialsFile"), b.Proxy.CredentialsFile)
 }
 
 // read reads CredentialsFile, if there is one. Errors do not show its content.
@@ -77,24 +75,8 @@ func (p Proxy) read() (Proxy, error) {
 	return p, nil
 }
 
-// loaded returns the proxy with its credentials. The error is a Precondition.
-func (b Backend) loaded() (Proxy, error) {
-	if b.Proxy.credentials != "" {
-		return b.Proxy, nil
-	}
-	p, err := b.Proxy.read()
-	if err != nil {
-		return p, fault.Errorf(fault.Precondition, "%s: read proxy.credentialsFile: %w", b, err)
-	}
-	return p, nil
-}
-
-// ProxyCredentials returns "user:password" for the proxy as of when the config was read, or "". It reads the file if the config did not;
-// the error is a Precondition.
-func (b Backend) ProxyCredentials() (string, error) {
-	p, err := b.loaded()
-	return p.credentials, err
-}
+// ProxyCredentials returns "user:password" for the proxy as of when the config was read, or "".
+func (b Backend) ProxyCredentials() string { return b.Proxy.credentials }
 
 // ProxyFor returns the URL of the proxy, without credentials, for requests to a URL ("" is AWS); "": there is none.
 func (b Backend) ProxyFor(rawURL string) string {
@@ -109,15 +91,11 @@ func (b Backend) proxyFunc(fallback func(*http.Request) (*url.URL, error)) (func
 	if b.Proxy.URL == "" {
 		return fallback, nil
 	}
-	credentials, err := b.ProxyCredentials()
-	if err != nil {
-		return nil, err
-	}
 	u, err := url.Parse(b.Proxy.URL)
 	if err != nil {
 		return nil, fault.Errorf(fault.Invalid, "%s: proxy.url is not a URL", b)
 	}
-	if user, password, ok := strings.Cut(credentials, ":"); ok {
+	if user, password, ok := strings.Cut(b.Proxy.credentials, ":"); ok {
 		u.User = url.UserPassword(user, password)
 	}
 	return func(r *http.Request) (*url.URL, error) {

@@ -17,12 +17,11 @@ func proxied(t *testing.T, proxy, login string) (config, file string) {
 	t.Helper()
 	dir := t.TempDir()
 	config, file = filepath.Join(dir, "config.yaml"), filepath.Join(dir, "login")
-	text := "backends:\n  lab:\n    endpoint: http://s3.lab.test\n    sts: {endpoint: http://sts.lab.test}\n    proxy: {url: " + proxy + ", credentialsFile: " + file + "}\n" +
+	text := "backends:\n  lab:\n    endpoint: http://s3.lab.test\n    sts: {endpoint: http://sts.lab.test}\n    proxy: {url: " + proxy + ", credentialsFile: " +
+		file + "}\n" +
 		"  local:\n    endpoint: http://127.0.0.1:9\n    proxy: {url: " + proxy + "}\n"
 	for path, content := range map[string]string{config: text, file: login} {
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.WriteFile(path, []byte(content), 0o600))
 	}
 	return config, file
 }
@@ -39,18 +38,12 @@ func TestRequestsGoThroughTheProxyOfTheirBackend(t *testing.T) {
 	t.Cleanup(proxy.Close)
 	path, _ := proxied(t, proxy.URL, "driver:canary\n")
 	c, err := LoadConfig(path, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	clients, err := NewClients(c, withoutWaiting())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(clients.Close)
 	lab, err := c.Backend("lab")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if err := clients.Reach(t.Context(), lab); asked.Load() == 0 {
 		t.Errorf("the proxy was not asked for the service: %v", err)
 	}
@@ -65,9 +58,7 @@ func TestRequestsGoThroughTheProxyOfTheirBackend(t *testing.T) {
 		t.Errorf("clients use %q", got)
 	}
 	local, err := c.Backend("local")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if got := local.ProxyFor(local.Endpoint); got != "" {
 		t.Errorf("clients of a loopback endpoint use %q", got)
 	}
@@ -85,25 +76,14 @@ func TestAProxyIsPartOfHowAMountReachesItsService(t *testing.T) {
 	} {
 		path, _ := proxied(t, tt.proxy, tt.login)
 		c, err := LoadConfig(path, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		b, err := c.Backend("lab")
-		if err != nil {
-			t.Fatal(err)
-		}
-		digest, err := b.MountDigest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
+		digest := b.MountDigest()
 		if other := digests[digest]; other != "" {
 			t.Errorf("%v has the digest of %s", tt, other)
 		}
 		digests[digest] = tt.proxy + " " + tt.login
-		unread := Backend{Name: b.Name, Endpoint: b.Endpoint, PathStyle: b.PathStyle, Proxy: Proxy{URL: b.Proxy.URL, CredentialsFile: b.Proxy.CredentialsFile}}
-		if again, err := unread.MountDigest(); err != nil || again != digest {
-			t.Errorf("the digest is %q before the file was read: %v", again, err)
-		}
 	}
 	if len(digests) != 3 {
 		t.Errorf("%d digests", len(digests))
@@ -113,8 +93,9 @@ func TestAProxyIsPartOfHowAMountReachesItsService(t *testing.T) {
 func TestProxiesThatAreRefused(t *testing.T) {
 	for text, words := range map[string]string{
 		"proxy: {}": "proxy.url: is missing", "proxy: http://p": "proxy: must be a map", "proxy: {url: socks5://p:1}": "proxy.url: must start with",
-		"proxy: {url: 'https://p:1'}":                           "proxy.url: must start with http://",
-		"proxy: {url: 'http://driver:canary@p:1'}":              "proxy.url: must not contain a user or password; put user:password into the file of proxy.credentialsFile",
+		"proxy: {url: 'https://p:1'}": "proxy.url: must start with http://",
+		"proxy: {url: 'http://driver:canary@p:1'}": "proxy.url: must not contain a user or password; put user:password into the file of " +
+			"proxy.credentialsFile",
 		"proxy: {url: 'http://p:1/path'}":                       "proxy.url: must be scheme, host and port only",
 		"proxy: {url: 'http://p:1', credentialsFile: relative}": "proxy.credentialsFile: must be an absolute path",
 	} {
@@ -126,7 +107,8 @@ func TestProxiesThatAreRefused(t *testing.T) {
 	for _, login := range []string{"", "canary", "driver:can@ary", "driver:can%20ary", "driver:canary\nsecond:line"} {
 		path, file := proxied(t, "http://p:1", login)
 		_, err := LoadConfig(path, "", "")
-		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "backends.lab.proxy.credentialsFile: "+file) || strings.Contains(err.Error(), "can") && strings.Contains(err.Error(), "ary") {
+		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "backends.lab.proxy.credentialsFile: "+file) || strings.Contains(err.Error(), "can") &&
+			strings.Contains(err.Error(), "ary") {
 			t.Errorf("%q: %v", login, err)
 		}
 	}
@@ -136,15 +118,14 @@ func TestTheDefaultClientOfABackendIsKnown(t *testing.T) {
 	declared := "clients:\n  own: {program: own, fuse: path, args: ['${mountpoint}'], drain: exits, cache: none}\n"
 	for _, name := range []string{"rclone", "own"} {
 		c, err := ParseConfig([]byte("backends:\n  lab: {defaultClient: "+name+"}\n"+declared), "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if b, err := c.Backend("lab"); err != nil || b.DefaultClient != name {
 			t.Errorf("%q: %v", b.DefaultClient, err)
 		}
 	}
 	_, err := ParseConfig([]byte("backends:\n  lab: {defaultClient: rclon}\n"+declared), "", "")
-	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), `backends.lab.defaultClient: there is no client "rclon"; this driver knows mountpoint-s3, rclone, own`) {
+	if !fault.Is(err, fault.Invalid) ||
+		!strings.Contains(err.Error(), `backends.lab.defaultClient: there is no client "rclon"; this driver knows mountpoint-s3, rclone, own`) {
 		t.Error(err)
 	}
 }

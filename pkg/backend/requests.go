@@ -51,17 +51,15 @@ func (b Backend) For(options []volume.Option) Backend {
 	for _, o := range options {
 		switch o.Name {
 		case optionRequesterPays:
-			b.Requests.RequesterPays = isOn(o)
+			b.Requests.RequesterPays = o.On()
 		case optionSSE:
 			if o.Value != b.Requests.SSE {
 				b.Requests.SSE, b.Requests.KMSKeyID = o.Value, ""
 			}
 		}
 	}
-	for _, o := range options {
-		if o.Name == optionKMSKeyID {
-			b.Requests.KMSKeyID = o.Value
-		}
+	if o, given := volume.FindOption(options, optionKMSKeyID); given {
+		b.Requests.KMSKeyID = o.Value
 	}
 	return b
 }
@@ -81,14 +79,12 @@ func RequestOptions(options []volume.Option) (of []string) {
 func (b Backend) ClientOptions(options []volume.Option) []volume.Option {
 	all := slices.DeleteFunc(slices.Clone(options), func(o volume.Option) bool { return o.Name == optionDualStack && b.DualStack }) // see ClientEndpoint
 	for _, o := range b.For(options).Requests.options() {
-		if !slices.ContainsFunc(options, func(given volume.Option) bool { return given.Name == o.Name }) {
+		if _, given := volume.FindOption(options, o.Name); !given {
 			all = append(all, o)
 		}
 	}
 	return all
 }
-
-func isOn(o volume.Option) bool { return !o.HasValue || o.Value == "true" }
 
 // ClientEndpoint returns the endpoint of clients; "" is AWS's usual one of the region. Few clients can choose among AWS's endpoints by
 // themselves.
@@ -110,7 +106,7 @@ func (b Backend) CheckClient(cl client.Client, bucket string, options []volume.O
 			return fault.Errorf(fault.Precondition, "%s: dualStack and fips cannot be used for the clients of directory buckets", b)
 		}
 		for _, o := range options {
-			if o.Name == "transfer-acceleration" && isOn(o) || o.Name == optionDualStack && isOn(o) != b.DualStack {
+			if o.Name == "transfer-acceleration" && o.On() || o.Name == optionDualStack && o.On() != b.DualStack {
 				return fault.Errorf(fault.Precondition, "%s: the mount option %s cannot be combined with dualStack and fips of the backend; remove the option, or set "+
 					"dualStack there", b, o)
 			}
@@ -151,17 +147,15 @@ func set(h http.Header, name, value string) {
 
 // requests reads the settings.
 func (f fileBackend) requests(b *Backend, place func(key string) string) error {
-	b.Requests.RequesterPays, b.DualStack, b.FIPS = f.RequesterPays, f.DualStack, f.FIPS
-	if !b.AWS() && (f.DualStack || f.FIPS) {
+	b.Requests.RequesterPays = f.RequesterPays
+	if !b.AWS() && (b.DualStack || b.FIPS) {
 		return fault.Field(place("endpoint"), "cannot be combined with dualStack and fips, which choose endpoints of AWS; set the wanted endpoint")
 	}
 	if f.SSE == nil {
 		return nil
 	}
-	switch f.SSE.Algorithm {
-	case "AES256", "aws:kms", "aws:kms:dsse":
-	default:
-		return fault.Field(place("sse.algorithm"), "is %q, must be AES256, aws:kms or aws:kms:dsse", Clip(f.SSE.Algorithm, 32))
+	if err := oneOf(place("sse.algorithm"), f.SSE.Algorithm, "AES256", "aws:kms", "aws:kms:dsse"); err != nil {
+		return err
 	}
 	if key := f.SSE.KMSKeyID; key != "" {
 		if f.SSE.Algorithm == "AES256" {

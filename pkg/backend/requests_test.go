@@ -17,9 +17,7 @@ import (
 func optionsOf(t *testing.T, flags ...string) []volume.Option {
 	t.Helper()
 	options, err := volume.ParseMountOptions(flags, "options")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return options
 }
 
@@ -53,8 +51,8 @@ func TestRequests_RequesterPaysIsInEachRequest(t *testing.T) {
 		_, clients, be := serve(t, demanding("X-Amz-Request-Payer", "requester", all), c.extra)
 		be = be.For(optionsOf(t, c.options...))
 		b := newTestBuckets(t, clients, nil)
-		_, access := b.CheckAccess(bounded(t), be, testKeys, "b", "p/", "us-east-1", "")
-		_, valid := b.Validate(bounded(t), be, testKeys, "b", "")
+		_, access := b.CheckAccess(bounded(t), be, Access{Keys: testKeys, Prefix: "p/", Bucket: BucketInfo{Name: "b", Region: "us-east-1"}})
+		_, valid := b.Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"})
 		if (access == nil) != c.works || (valid == nil) != c.works {
 			t.Errorf("%s: %v, %v", name, access, valid)
 		}
@@ -62,10 +60,10 @@ func TestRequests_RequesterPaysIsInEachRequest(t *testing.T) {
 	// What one volume may does not count for another.
 	f, clients, be := serve(t, demanding("X-Amz-Request-Payer", "requester", all), "")
 	b := newTestBuckets(t, clients, nil)
-	if _, err := b.Validate(bounded(t), be.For(optionsOf(t, "requester-pays")), testKeys, "b", ""); err != nil {
+	if _, err := b.Validate(bounded(t), be.For(optionsOf(t, "requester-pays")), testKeys, BucketInfo{Name: "b"}); err != nil {
 		t.Error(err)
 	}
-	if _, err := b.Validate(bounded(t), be, testKeys, "b", ""); !fault.Is(err, fault.Denied) {
+	if _, err := b.Validate(bounded(t), be, testKeys, BucketInfo{Name: "b"}); !fault.Is(err, fault.Denied) {
 		t.Errorf("without the option: %v, after %v", err, f.requests())
 	}
 }
@@ -91,9 +89,7 @@ func TestRequests_EncryptionIsInEachRequestThatStores(t *testing.T) {
 			}
 		}, c.extra)
 		client, err := clients.Bucket(bounded(t), be.For(optionsOf(t, c.options...)), testKeys, BucketInfo{Name: "b", Region: "us-east-1"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		for name, send := range map[string]func(context.Context) error{
 			"put": func(ctx context.Context) error {
 				_, err := client.PutObject(ctx, &s3.PutObjectInput{Bucket: new("b"), Key: new("k"), Body: strings.NewReader("x")})
@@ -151,17 +147,11 @@ func TestRequests_ClientsGetTheBackendsSettings(t *testing.T) {
 		"dual stack of a volume": {"", "mountpoint-s3", []string{"dual-stack"}, "dual-stack", fault.Unknown},
 	} {
 		cfg, err := ParseConfig([]byte("backends:\n  default: {"+c.extra+"}\n"), "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		be, err := cfg.Backend("default")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		cl, err := client.Get(c.client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		options := optionsOf(t, c.options...)
 		var got []string
 		for _, o := range be.ClientOptions(options) {
@@ -186,12 +176,10 @@ func TestEndpoints_OfAWSAreTheSameForDriverAndClients(t *testing.T) {
 			"https://s3-fips.dualstack.eu-west-1.amazonaws.com"},
 	} {
 		cfg, err := ParseConfig([]byte("backends:\n  default: {"+extra+"}\n"), "eu-west-1", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		f := &fakeS3{answer: ok}
 		clients, be := newTestClients(t, cfg, "default", withTransport(f))
-		if _, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "bucket", "111122223333"); err != nil {
+		if _, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, BucketInfo{Name: "bucket", Owner: "111122223333"}); err != nil {
 			t.Fatal(err)
 		}
 		if host := f.asked()[0].URL.Host; host != "bucket."+want[0] {
@@ -201,9 +189,7 @@ func TestEndpoints_OfAWSAreTheSameForDriverAndClients(t *testing.T) {
 			t.Errorf("%s: helpers get %+v, %v", extra, s, err)
 		}
 		sender, err := clients.STS(bounded(t), be, testKeys)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		_, _ = sender.GetCallerIdentity(bounded(t), nil)
 		if all := f.asked(); all[len(all)-1].URL.Host != want[1] {
 			t.Errorf("%s: STS is %s", extra, all[len(all)-1].URL.Host)
@@ -217,14 +203,10 @@ func TestEndpoints_OfAWSAreTheSameForDriverAndClients(t *testing.T) {
 func TestBucketNames_AreTheBackends(t *testing.T) {
 	cfg, err := ParseConfig([]byte("backends:\n  strict: {endpoint: 'https://s3.example'}\n  relaxed: {endpoint: 'https://s3.example', bucketNames: relaxed, "+
 		"volumeBuckets: [My_bucket]}\n"), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	for backend, works := range map[string]bool{"default": false, "strict": false, "relaxed": true} {
 		be, err := cfg.Backend(backend)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		for _, name := range []string{"my_bucket", "Data", "my-an", "xn--x", "sthree-x"} {
 			if err := be.CheckBucketName(name); (err == nil) != works || err != nil && !fault.Is(err, fault.Invalid) {
 				t.Errorf("%s, %s: %v", backend, name, err)

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"net/netip"
@@ -62,10 +63,7 @@ func (b Backend) RoleOptional() bool { return b.STS != nil && b.STS.RoleOptional
 
 // AgentURI returns the URL of EKS Pod Identity's agent.
 func (b Backend) AgentURI() string {
-	if b.PodIdentityAgent != "" {
-		return b.PodIdentityAgent
-	}
-	return podIdentityAgent
+	return cmp.Or(b.PodIdentityAgent, podIdentityAgent)
 }
 
 // Addresses returns the IP addresses in the backend's configuration, and that of EKS Pod Identity's agent if helpers of mounts
@@ -123,9 +121,10 @@ func (b Backend) ScopeOf(wanted string) (string, error) {
 	case wanted == "":
 		return b.Scope, nil
 	case rank[wanted] == 0:
-		return "", fault.Field("scope", "is %q, must be %s, %s or %s", Clip(wanted, 32), volume.ScopeRequired, volume.ScopeAuto, volume.ScopeOff)
+		return "", oneOf("scope", wanted, volume.ScopeRequired, volume.ScopeAuto, volume.ScopeOff)
 	case b.Scope != "" && rank[wanted] < rank[b.Scope]:
-		return "", fault.Errorf(fault.Precondition, "the volume has scope: %s, but %s requires at least scope: %s; remove it from the volume, or change scope of the backend in the driver's config file", wanted, b, b.Scope)
+		return "", fault.Errorf(fault.Precondition, "the volume has scope: %s, but %s requires at least scope: %s; remove it from the volume, or change "+
+			"scope of the backend in the driver's config file", wanted, b, b.Scope)
 	}
 	return wanted, nil
 }
@@ -133,10 +132,6 @@ func (b Backend) ScopeOf(wanted string) (string, error) {
 // STSService returns how another process can reach the backend's token service: with its CA certificates and proxy and the
 // endpoint settings, or else the proxy, of the driver's environment. Errors are Precondition.
 func (c *Clients) STSService(ctx context.Context, b Backend) (credentials.STSService, error) {
-	ca, err := b.CA()
-	if err != nil {
-		return credentials.STSService{}, err
-	}
 	client, err := c.STS(ctx, b, credentials.Keys{})
 	if err != nil {
 		return credentials.STSService{}, err
@@ -145,11 +140,12 @@ func (c *Clients) STSService(ctx context.Context, b Backend) (credentials.STSSer
 	s := credentials.STSService{
 		Endpoint:  aws.ToString(o.BaseEndpoint),
 		Region:    o.Region,
-		CA:        ca,
+		CA:        b.ca,
 		FIPS:      o.EndpointOptions.UseFIPSEndpoint == aws.FIPSEndpointStateEnabled,
 		DualStack: o.EndpointOptions.UseDualStackEndpoint == aws.DualStackEndpointStateEnabled,
 	}
-	at, err := o.EndpointResolverV2.ResolveEndpoint(ctx, sts.EndpointParameters{Region: &s.Region, Endpoint: o.BaseEndpoint, UseFIPS: &s.FIPS, UseDualStack: &s.DualStack})
+	at, err := o.EndpointResolverV2.ResolveEndpoint(ctx, sts.EndpointParameters{Region: &s.Region, Endpoint: o.BaseEndpoint, UseFIPS: &s.FIPS,
+		UseDualStack: &s.DualStack})
 	if err != nil {
 		return s, fault.Errorf(fault.Precondition, "%s: no token service in region %s; correct region or sts.region of the backend: %w", b, s.Region, err)
 	}

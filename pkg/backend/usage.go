@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/url"
@@ -10,23 +11,21 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// With calls do with a client for a bucket, and again if the service answers that the bucket is in another region. region "" is the
-// backend's, owner is as in Validate. It returns what was learnt of the bucket.
-func (b *Buckets) With(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo, do func(context.Context, *s3.Client) error) (BucketInfo, error) {
-	owner, err := b.expectedOwner(ctx, be, keys, info.Owner)
+// With calls do with a client for the bucket, and again if the service answers that the bucket is in another region. Region "" is the
+// backend's, the owner is as in Validate. It returns what was learnt of the bucket.
+func (b *Buckets) With(ctx context.Context, be Backend, a Access, do func(context.Context, *s3.Client) error) (BucketInfo, error) {
+	info := a.Bucket
+	owner, err := b.expectedOwner(ctx, be, a.Keys, info.Owner)
 	if err != nil {
 		return info, err
 	}
 	info.Owner = owner
-	if info.Region == "" {
-		info.Region = be.StartRegion()
-	}
+	info.Region = cmp.Or(info.Region, be.StartRegion())
 	info, err = b.inRegion(be, info, func(info BucketInfo) (string, error) {
-		client, err := b.clients.Bucket(ctx, be, keys, info)
+		client, err := b.clients.Bucket(ctx, be, a.Keys, info)
 		if err != nil {
 			return "", err
 		}
@@ -43,13 +42,20 @@ type Count struct {
 	Cut bool
 }
 
-// CountObjects counts the current objects below a prefix, without those below except ("": all). It lists at most maxPages pages, one after
-// the other, until ctx's deadline. A listing that is cut after its first page is no error.
-func CountObjects(ctx context.Context, client *s3.Client, bucket, prefix, except string, maxPages int) (Count, error) {
+// Listing is what CountObjects counts: the current objects below a prefix, without those below Except ("": all).
+type Listing struct {
+	Bucket, Prefix, Except string
+	MaxPages               int
+}
+
+// CountObjects lists at most MaxPages pages, one after the other, until ctx's deadline. A listing that is cut after its first page is no
+// error.
+func CountObjects(ctx context.Context, client *s3.Client, l Listing) (Count, error) {
 	var c Count
 	var token *string
 	for {
-		out, err := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &bucket, Prefix: Optional(prefix), ContinuationToken: token, EncodingType: types.EncodingTypeUrl})
+		out, err := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &l.Bucket, Prefix: Optional(l.Prefix), ContinuationToken: token,
+			EncodingType: types.EncodingTypeUrl})
 		if err != nil {
 			if c.Pages > 0 && errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
 				c.Cut = true
@@ -59,7 +65,7 @@ func CountObjects(ctx context.Context, client *s3.Client, bucket, prefix, except
 		}
 		c.Pages++
 		for _, o := range out.Contents {
-			if except != "" && isBelow(except, aws.ToString(o.Key), out.EncodingType) {
+			if l.Except != "" && isBelow(l.Except, aws.ToString(o.Key), out.EncodingType) {
 				continue
 			}
 			c.Objects++
@@ -71,7 +77,7 @@ func CountObjects(ctx context.Context, client *s3.Client, bucket, prefix, except
 			return c, nil
 		case next == "" || next == aws.ToString(token):
 			return c, fault.Errorf(fault.Unavailable, "the service reports a truncated listing but repeats its marker: its listings are unreliable")
-		case c.Pages >= maxPages:
+		case c.Pages >= l.MaxPages:
 			c.Cut = true
 			return c, nil
 		}

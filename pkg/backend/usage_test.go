@@ -30,14 +30,15 @@ func TestCountObjects(t *testing.T) {
 		want  Count
 		kind  fault.Kind
 	}{
-		"empty":                  {[]string{page("")}, Count{Pages: 1}, fault.Unknown},
-		"two pages":              {[]string{page("t", "a", "b"), page("", "c")}, Count{Bytes: 30, Objects: 3, Pages: 2}, fault.Unknown},
-		"the driver's own":       {[]string{page("", ".s3-csi%2Fa", ".s3-csi/b", ".s3-csi", "a+b")}, Count{Bytes: 20, Objects: 2, Pages: 1}, fault.Unknown},
-		"too many pages":         {[]string{page("t", "a"), page("u", "b"), page("v", "c")}, Count{Bytes: 30, Objects: 3, Pages: 3, Cut: true}, fault.Unknown},
-		"time is over":           {[]string{page("t", "a"), ""}, Count{Bytes: 10, Objects: 1, Pages: 1, Cut: true}, fault.Unknown},
-		"time is over at once":   {[]string{""}, Count{}, fault.Timeout},
-		"it repeats its marker":  {[]string{page("t", "a"), page("t", "a")}, Count{Bytes: 20, Objects: 2, Pages: 2}, fault.Unavailable},
-		"it names no next token": {[]string{strings.Replace(page("t", "a"), "<NextContinuationToken>t</NextContinuationToken>", "", 1)}, Count{Bytes: 10, Objects: 1, Pages: 1}, fault.Unavailable},
+		"empty":                 {[]string{page("")}, Count{Pages: 1}, fault.Unknown},
+		"two pages":             {[]string{page("t", "a", "b"), page("", "c")}, Count{Bytes: 30, Objects: 3, Pages: 2}, fault.Unknown},
+		"the driver's own":      {[]string{page("", ".s3-csi%2Fa", ".s3-csi/b", ".s3-csi", "a+b")}, Count{Bytes: 20, Objects: 2, Pages: 1}, fault.Unknown},
+		"too many pages":        {[]string{page("t", "a"), page("u", "b"), page("v", "c")}, Count{Bytes: 30, Objects: 3, Pages: 3, Cut: true}, fault.Unknown},
+		"time is over":          {[]string{page("t", "a"), ""}, Count{Bytes: 10, Objects: 1, Pages: 1, Cut: true}, fault.Unknown},
+		"time is over at once":  {[]string{""}, Count{}, fault.Timeout},
+		"it repeats its marker": {[]string{page("t", "a"), page("t", "a")}, Count{Bytes: 20, Objects: 2, Pages: 2}, fault.Unavailable},
+		"it names no next token": {[]string{strings.Replace(page("t", "a"), "<NextContinuationToken>t</NextContinuationToken>", "", 1)},
+			Count{Bytes: 10, Objects: 1, Pages: 1}, fault.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := 0
@@ -54,10 +55,11 @@ func TestCountObjects(t *testing.T) {
 				say(w, "%s", body)
 			}, "")
 			var got Count
-			_, err := newTestBuckets(t, clients, nil).With(ctx, be, testKeys, BucketInfo{Name: "b"}, func(ctx context.Context, client *s3.Client) (err error) {
-				got, err = CountObjects(ctx, client, "b", "", ".s3-csi/", 3)
-				return err
-			})
+			_, err := newTestBuckets(t, clients, nil).With(ctx, be, Access{Keys: testKeys, Bucket: BucketInfo{Name: "b"}},
+				func(ctx context.Context, client *s3.Client) (err error) {
+					got, err = CountObjects(ctx, client, Listing{Bucket: "b", Except: ".s3-csi/", MaxPages: 3})
+					return err
+				})
 			if err != nil {
 				err = Classify(err, "listing")
 			}
@@ -78,8 +80,9 @@ func TestWithFollowsTheRegion(t *testing.T) {
 		say(w, "%s", page("", "a"))
 	}, "")
 	var got Count
-	info, err := newTestBuckets(t, clients, nil).With(bounded(t), be, testKeys, BucketInfo{Name: "b", Region: "us-east-1", Owner: "111122223333"}, func(ctx context.Context, client *s3.Client) (err error) {
-		got, err = CountObjects(ctx, client, "b", "p/", "", 3)
+	access := Access{Keys: testKeys, Bucket: BucketInfo{Name: "b", Region: "us-east-1", Owner: "111122223333"}}
+	info, err := newTestBuckets(t, clients, nil).With(bounded(t), be, access, func(ctx context.Context, client *s3.Client) (err error) {
+		got, err = CountObjects(ctx, client, Listing{Bucket: "b", Prefix: "p/", MaxPages: 3})
 		return err
 	})
 	if err != nil || info.Region != "eu-west-3" || info.Owner != "111122223333" || got.Objects != 1 {

@@ -49,10 +49,11 @@ func (r *run) enforced(ctx context.Context, what Item) Row {
 			return failed(what, err, "writing "+key)
 		}
 	}
-	if _, err := r.in.Buckets.CheckAccess(ctx, r.be, keys, r.info.Name, r.inside(), r.info.Region, r.info.Owner); err != nil {
+	access := backend.Access{Keys: keys, Class: o.Class() + " check", Bucket: r.info, Prefix: r.inside()}
+	if _, err := r.in.Buckets.CheckAccess(ctx, r.be, access); err != nil {
 		return what.Row(No, "a session for one volume cannot use it: "+OneLine(err), "")
 	}
-	err = r.in.Buckets.ProveScope(ctx, r.be, keys, o.Class()+" check", r.info.Name, r.inside(), r.info.Region, r.info.Owner)
+	err = r.in.Buckets.ProveScope(ctx, r.be, access)
 	switch {
 	case fault.Is(err, fault.Precondition):
 		return what.Row(No, OneLine(err), "")

@@ -214,7 +214,7 @@ func (r *run) bucket(ctx context.Context, what Item) Row {
 
 // open opens the bucket like the driver does.
 func (r *run) open(ctx context.Context, name string) error {
-	info, err := r.in.Buckets.Validate(ctx, r.be, r.keys, name, "")
+	info, err := r.in.Buckets.Validate(ctx, r.be, r.keys, backend.BucketInfo{Name: name})
 	if err != nil {
 		return err
 	}

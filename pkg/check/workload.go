@@ -3,6 +3,7 @@ package check
 import (
 	"context"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 )
 
@@ -30,7 +31,8 @@ func (r *run) workload(ctx context.Context) Row {
 	if r.in.Bucket == "" {
 		return what.Row(Yes, exchanged+"; use --bucket to see whether the role can list a bucket", "")
 	}
-	if _, err := r.in.Buckets.CheckAccess(ctx, r.be, keys, r.in.Bucket, r.in.Workload.Prefix, r.info.Region, r.info.Owner); err != nil {
+	bucket := backend.BucketInfo{Name: r.in.Bucket, Region: r.info.Region, Owner: r.info.Owner}
+	if _, err := r.in.Buckets.CheckAccess(ctx, r.be, backend.Access{Keys: keys, Bucket: bucket, Prefix: r.in.Workload.Prefix}); err != nil {
 		return what.Row(No, exchanged+", but the role's permissions are not enough: "+OneLine(err), "")
 	}
 	return what.Row(Yes, exchanged+", and the role can list "+r.in.Bucket+"/"+r.in.Workload.Prefix, "")

@@ -43,7 +43,7 @@ func (c Client) CheckAll(places ...Given) error {
 			}
 			at[o.Name], given[o.Name] = here, o.Value
 			if t.Kind == Flag {
-				given[o.Name] = strconv.FormatBool(on(o))
+				given[o.Name] = strconv.FormatBool(o.On())
 			}
 		}
 	}
@@ -214,7 +214,7 @@ func (c Client) CheckInline(a volume.Attributes, options []volume.Option, share 
 			"PersistentVolumeClaim")
 	}
 	for _, name := range c.logging {
-		if o, given := find(options, name); given && on(o) {
+		if o, given := volume.FindOption(options, name); given && o.On() {
 			return fault.Errorf(fault.Denied, "mountOptions: option %q of client %s is not allowed for inline volumes, because it fills the node's log", name, c.Name)
 		}
 	}
@@ -225,7 +225,7 @@ func (c Client) CheckInline(a volume.Attributes, options []volume.Option, share 
 func (c Client) cacheOf(options []volume.Option) uint64 {
 	var most uint64
 	for _, name := range c.caching {
-		if o, given := find(options, name); given {
+		if o, given := volume.FindOption(options, name); given {
 			most = max(most, c.Options[name].bytes(o.Value))
 		}
 	}

@@ -25,9 +25,7 @@ func options(texts ...string) []volume.Option {
 func get(t testing.TB, name string) Client {
 	t.Helper()
 	c, err := Get(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -237,9 +235,7 @@ func TestLimitsThatFitPass(t *testing.T) {
 	} {
 		c := get(t, client)
 		for _, tt := range tests {
-			if err := c.Check(options(tt.list...), "m"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.Check(options(tt.list...), "m"))
 			if err := c.CheckLimits(tt.a, options(tt.list...), "p"); err != nil {
 				t.Errorf("%s, %+v, %q: %v", client, tt.a, tt.list, err)
 			}
@@ -264,10 +260,12 @@ func TestLimitsThatAClientCannotLiveWithAreRefused(t *testing.T) {
 		{"rclone", volume.Attributes{MemoryLimit: 127 << 20}, "", []string{"p.memoryLimit: ", "rclone", "at least 128Mi"}},
 		{"rclone", volume.Attributes{TasksMax: 32}, "", []string{"p.tasksMax: "}},
 		{"rclone", volume.Attributes{Cache: true}, "read-cache=false", []string{"p.cache: ", "read-cache"}},
-		{"mountpoint-s3", volume.Attributes{Consistency: volume.ConsistencyRelaxed}, "metadata-ttl=minimal", []string{"p.consistency: relaxed", "metadata-ttl", "remove"}},
+		{"mountpoint-s3", volume.Attributes{Consistency: volume.ConsistencyRelaxed}, "metadata-ttl=minimal",
+			[]string{"p.consistency: relaxed", "metadata-ttl", "remove"}},
 		{"mountpoint-s3", volume.Attributes{Consistency: volume.ConsistencyCloseToOpen}, "metadata-ttl=1", []string{"p.consistency: close-to-open", "metadata-ttl"}},
 		{"mountpoint-s3", volume.Attributes{Consistency: volume.ConsistencyCloseToOpen}, "metadata-ttl=indefinite", []string{"p.consistency: "}},
-		{"mountpoint-s3", volume.Attributes{Consistency: volume.ConsistencyCloseToOpen}, "negative-metadata-ttl=5", []string{"p.consistency: ", "negative-metadata-ttl"}},
+		{"mountpoint-s3", volume.Attributes{Consistency: volume.ConsistencyCloseToOpen}, "negative-metadata-ttl=5",
+			[]string{"p.consistency: ", "negative-metadata-ttl"}},
 		{"rclone", volume.Attributes{Consistency: volume.ConsistencyRelaxed}, "dir-cache-time=9s", []string{"p.consistency: relaxed", "dir-cache-time"}},
 		{"rclone", volume.Attributes{Consistency: volume.ConsistencyCloseToOpen}, "dir-cache-time=1h", []string{"p.consistency: close-to-open", "dir-cache-time"}},
 		{"rclone", volume.Attributes{Cache: true, CacheSize: 1 << 30}, "cache-size=2Gi", []string{"p.cache: ", "cache-size"}},
@@ -276,9 +274,7 @@ func TestLimitsThatAClientCannotLiveWithAreRefused(t *testing.T) {
 		if tt.list != "" {
 			list = options(tt.list)
 		}
-		if err := get(t, tt.client).Check(list, "m"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, get(t, tt.client).Check(list, "m"))
 		err := get(t, tt.client).CheckLimits(tt.a, list, "p")
 		if !fault.Is(err, fault.Invalid) || !strings.HasPrefix(err.Error(), tt.want[0]) {
 			t.Errorf("%s, %+v, %q: %v, want an Invalid error that begins with %q", tt.client, tt.a, tt.list, err, tt.want[0])
@@ -327,9 +323,7 @@ func TestNeedsMemoryIsTheLeastThatPasses(t *testing.T) {
 		if tt.list != "" {
 			list = options(tt.list)
 		}
-		if err := c.Check(list, "m"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Check(list, "m"))
 		least := c.NeedsMemory(list)
 		if err := c.CheckLimits(volume.Attributes{MemoryLimit: least}, list, "p"); err != nil {
 			t.Errorf("%s %s: %d bytes are too few: %v", tt.client, tt.list, least, err)
@@ -466,4 +460,11 @@ func FuzzCheckedOptionsChangeNothingElse(f *testing.F) {
 			}
 		}
 	})
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

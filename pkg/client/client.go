@@ -5,6 +5,7 @@
 package client
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"syscall"
@@ -55,10 +56,7 @@ type Invocation struct {
 
 // cacheSize returns the bound of the cache in bytes.
 func (in Invocation) cacheSize() uint64 {
-	if in.CacheSize == 0 {
-		return volume.DefaultCacheSize
-	}
-	return in.CacheSize
+	return cmp.Or(in.CacheSize, volume.DefaultCacheSize)
 }
 
 // Command is a process to start. It contains no secrets.
@@ -197,13 +195,11 @@ func All() []Client {
 
 // CheckName checks that a text can be the name of a client, declared or not. The error is Invalid.
 func CheckName(name string) error {
-	if !clientName.MatchString(name) {
+	if !volume.IsName(name, 32) {
 		return fault.Errorf(fault.Invalid, "%s is not a client's name: at most 32 of a-z, 0-9 and -, not - at the start or end", quote(name))
 	}
 	return nil
 }
-
-const clientName volume.Pattern = `^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`
 
 // Set are the clients of a configuration: those that the driver knows, and declared ones. The zero Set has those that the driver knows.
 type Set struct{ clients []Client }
@@ -221,9 +217,7 @@ func (s Set) All() []Client {
 
 // Get finds a client by name; "" is the default. An unknown name is fault.Invalid.
 func (s Set) Get(name string) (Client, error) {
-	if name == "" {
-		name = Default
-	}
+	name = cmp.Or(name, Default)
 	var known []string
 	for _, c := range s.All() {
 		if c.Name == name {
@@ -240,20 +234,12 @@ func Get(name string) (Client, error) { return Set{}.Get(name) }
 // argument is one "--name=value": in this form no value can be taken for a flag.
 func argument(name, value string) string { return "--" + name + "=" + value }
 
-// withValue is the argument in a slice, or nothing where there is no value.
-func withValue(name, value string) []string {
-	if value == "" {
+// unlessGiven is the argument for an option that the author has not set.
+func (in Invocation) unlessGiven(name, value string) []string {
+	if _, given := volume.FindOption(in.Options, name); given {
 		return nil
 	}
 	return []string{argument(name, value)}
-}
-
-// owner is the argument for a uid or gid, or nothing below the smallest that the client can show.
-func owner(name string, id, least uint32) []string {
-	if id < least {
-		return nil
-	}
-	return []string{argument(name, fmt.Sprint(id))}
 }
 
 func mode(bits uint32) string { return fmt.Sprintf("%04o", bits&0o777) }
@@ -265,21 +251,11 @@ func authored(types map[string]OptionType, options []volume.Option) []string {
 		switch {
 		case types[o.Name].Kind != Flag:
 			args = append(args, argument(o.Name, o.Value))
-		case on(o):
+		case o.On():
 			args = append(args, "--"+o.Name)
 		}
 	}
 	return args
-}
-
-// find returns an option by name.
-func find(options []volume.Option, name string) (volume.Option, bool) {
-	for _, o := range options {
-		if o.Name == name {
-			return o, true
-		}
-	}
-	return volume.Option{}, false
 }
 
 // environment returns the whole environment of a client. It has no path to programs or configuration, and no credentials: the
@@ -304,14 +280,11 @@ func (s Set) Clients() Set { return s }
 
 // Registry finds clients by the names in volume attributes.
 type Registry struct {
-	Source
+	Source  Source
 	Default string // the client of volumes that name none
 }
 
 // Of returns the client of that name; "" is the default one.
 func (r Registry) Of(name string) (Client, error) {
-	if name == "" {
-		name = r.Default
-	}
-	return r.Clients().Get(name)
+	return r.Source.Clients().Get(cmp.Or(name, r.Default))
 }

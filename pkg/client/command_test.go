@@ -80,7 +80,8 @@ func TestCommandLines(t *testing.T) {
 				"--maximum-throughput-gbps=10", "--memory-target=1024", "--metadata-ttl=60", "--negative-metadata-ttl=1", "--debug", "--", "bucket", "/dev/fd/3",
 			}},
 		{"the author's word replaces the driver's defaults, in the author's order", "mountpoint-s3",
-			with(invocation(), "storage-class=STANDARD_IA", "memory-target=512", "allow-delete=false", "allow-overwrite=true", "incremental-upload", "maximum-throughput-gbps=25", "debug=false", "dual-stack=true"), []string{
+			with(invocation(), "storage-class=STANDARD_IA", "memory-target=512", "allow-delete=false", "allow-overwrite=true", "incremental-upload",
+				"maximum-throughput-gbps=25", "debug=false", "dual-stack=true"), []string{
 				"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
 				"--allow-overwrite", "--incremental-upload", "--storage-class=STANDARD_IA", "--memory-target=512", "--maximum-throughput-gbps=25", "--dual-stack",
 				"--", "bucket", "/dev/fd/3",
@@ -118,22 +119,28 @@ func TestCommandLines(t *testing.T) {
 		}},
 		{"a read-only volume keeps what a listing showed", "mountpoint-s3", readOnly(invocation()), append(slices.Clone(readOnlyMountpoint),
 			"--metadata-ttl=60", "--negative-metadata-ttl=1", "--", "bucket", "/dev/fd/3")},
-		{"unless it asks for the opposite", "mountpoint-s3", readOnly(consistent(invocation(), volume.ConsistencyCloseToOpen)), append(slices.Clone(readOnlyMountpoint),
-			"--", "bucket", "/dev/fd/3")},
+		{"unless it asks for the opposite", "mountpoint-s3", readOnly(consistent(invocation(), volume.ConsistencyCloseToOpen)),
+			append(slices.Clone(readOnlyMountpoint),
+				"--", "bucket", "/dev/fd/3")},
 		{"or has a cache, which has a default of its own", "mountpoint-s3", readOnly(cached(invocation(), 1<<30)), append(slices.Clone(readOnlyMountpoint),
 			"--cache=/var/cache/s3-csi/k-1", "--max-cache-size=1024", "--", "bucket", "/dev/fd/3")},
 		{"or the author's own lifetime", "mountpoint-s3", readOnly(with(invocation(), "metadata-ttl=minimal")), append(slices.Clone(readOnlyMountpoint),
 			"--metadata-ttl=minimal", "--", "bucket", "/dev/fd/3")},
-		{"a relaxed volume keeps what a listing showed", "mountpoint-s3", consistent(invocation(), volume.ConsistencyRelaxed), append(slices.Clone(writableMountpoint),
-			"--metadata-ttl=60", "--negative-metadata-ttl=1", "--", "bucket", "/dev/fd/3")},
-		{"for as long as the author says", "mountpoint-s3", consistent(with(invocation(), "metadata-ttl=300"), volume.ConsistencyRelaxed), append(slices.Clone(writableMountpoint),
-			"--metadata-ttl=300", "--", "bucket", "/dev/fd/3")},
-		{"and what is missing as well", "mountpoint-s3", consistent(with(invocation(), "negative-metadata-ttl=0"), volume.ConsistencyRelaxed), append(slices.Clone(writableMountpoint),
-			"--metadata-ttl=60", "--negative-metadata-ttl=0", "--", "bucket", "/dev/fd/3")},
-		{"a cache does not change an explicit consistency", "mountpoint-s3", consistent(cached(invocation(), 1<<30), volume.ConsistencyCloseToOpen), append(slices.Clone(writableMountpoint),
-			"--cache=/var/cache/s3-csi/k-1", "--max-cache-size=1024", "--metadata-ttl=minimal", "--", "bucket", "/dev/fd/3")},
-		{"nor does one that is an option", "mountpoint-s3", consistent(with(invocation(), "max-cache-size=5"), volume.ConsistencyCloseToOpen), append(slices.Clone(writableMountpoint),
-			"--cache=/var/cache/s3-csi/k-1", "--metadata-ttl=minimal", "--max-cache-size=5", "--", "bucket", "/dev/fd/3")},
+		{"a relaxed volume keeps what a listing showed", "mountpoint-s3", consistent(invocation(), volume.ConsistencyRelaxed),
+			append(slices.Clone(writableMountpoint),
+				"--metadata-ttl=60", "--negative-metadata-ttl=1", "--", "bucket", "/dev/fd/3")},
+		{"for as long as the author says", "mountpoint-s3", consistent(with(invocation(), "metadata-ttl=300"), volume.ConsistencyRelaxed),
+			append(slices.Clone(writableMountpoint),
+				"--metadata-ttl=300", "--", "bucket", "/dev/fd/3")},
+		{"and what is missing as well", "mountpoint-s3", consistent(with(invocation(), "negative-metadata-ttl=0"), volume.ConsistencyRelaxed),
+			append(slices.Clone(writableMountpoint),
+				"--metadata-ttl=60", "--negative-metadata-ttl=0", "--", "bucket", "/dev/fd/3")},
+		{"a cache does not change an explicit consistency", "mountpoint-s3", consistent(cached(invocation(), 1<<30), volume.ConsistencyCloseToOpen),
+			append(slices.Clone(writableMountpoint),
+				"--cache=/var/cache/s3-csi/k-1", "--max-cache-size=1024", "--metadata-ttl=minimal", "--", "bucket", "/dev/fd/3")},
+		{"nor does one that is an option", "mountpoint-s3", consistent(with(invocation(), "max-cache-size=5"), volume.ConsistencyCloseToOpen),
+			append(slices.Clone(writableMountpoint),
+				"--cache=/var/cache/s3-csi/k-1", "--metadata-ttl=minimal", "--max-cache-size=5", "--", "bucket", "/dev/fd/3")},
 		{"a relaxed volume shows what a listing has", "rclone", consistent(invocation(), volume.ConsistencyRelaxed), []string{
 			"--fuse-fd=3", "--bucket=bucket", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
 			"--cache-dir=/var/cache/s3-csi/k-1", "--dir-cache-time=1m0s", "--server-mtime=true",
@@ -162,18 +169,17 @@ func TestCommandLines(t *testing.T) {
 			"--fuse-fd=3", "--bucket=bucket", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
 			"--cache-dir=/var/cache/s3-csi/k-1",
 		}},
-		{"all that a volume and its backend can say", "rclone", readOnly(with(everything(), "cache-size=64Mi", "read-cache", "write-back=5s", "server-mtime=false")), []string{
-			"--fuse-fd=3", "--bucket=bucket", "--prefix=-o x/--endpoint-url=y/", "--region=eu-west-1", "--endpoint=https://s3.example:9000",
-			"--path-style", "--ca-file=/run/s3-csi/mounts/k-1/ca.pem", "--read-only", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
-			"--cache-dir=/var/cache/s3-csi/k-1", "--conditional-writes", "--cache-size=64Mi", "--read-cache", "--write-back=5s",
-		}},
+		{"all that a volume and its backend can say", "rclone", readOnly(with(everything(), "cache-size=64Mi", "read-cache", "write-back=5s", "server-mtime=false")),
+			[]string{
+				"--fuse-fd=3", "--bucket=bucket", "--prefix=-o x/--endpoint-url=y/", "--region=eu-west-1", "--endpoint=https://s3.example:9000",
+				"--path-style", "--ca-file=/run/s3-csi/mounts/k-1/ca.pem", "--read-only", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+				"--cache-dir=/var/cache/s3-csi/k-1", "--conditional-writes", "--cache-size=64Mi", "--read-cache", "--write-back=5s",
+			}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.client+": "+tt.name, func(t *testing.T) {
 			c := get(t, tt.client)
-			if err := c.Check(tt.in.Options, "m"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.Check(tt.in.Options, "m"))
 			got := c.Command(tt.in).Argv
 			if got[0] != tt.in.Binary || !slices.Equal(got[1:], tt.want) {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
@@ -227,9 +233,7 @@ func TestCommandLeavesItsInvocationAlone(t *testing.T) {
 
 func TestRcloneKnowsEveryFlagThatItIsGiven(t *testing.T) {
 	source, err := os.ReadFile("../../clients/rclone/config.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	known := map[string]bool{}
 	for _, m := range regexp.MustCompile(`add\("([a-z0-9-]+)", `).FindAllSubmatch(source, -1) {
 		known[string(m[1])] = true

@@ -99,7 +99,6 @@ const (
 const (
 	programName  volume.Pattern = `^[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}$`
 	digest       volume.Pattern = `^[0-9a-f]{64}$`
-	optionName   volume.Pattern = `^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$`
 	variableName volume.Pattern = `^[A-Z_][A-Z0-9_]{0,63}$`
 	printable    volume.Pattern = `^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$`
 )
@@ -121,15 +120,22 @@ func memoryMiB(limit uint64) string {
 	return decimalOf(limit / uint64(mib))
 }
 
-// reserved are names that no declared option may have: what they set belongs to the driver or to the operator.
+// reserved returns why no client can have options of some names, declared or not: what they set belongs to the driver, to the operator or
+// to the volume's parameters.
 func reserved() map[string]string {
-	refused := map[string]string{}
-	refuseCommon(refused)
-	refuse(refused, "the driver sets the endpoint, addressing style, region and CA of the backend", "endpoint", "endpoint-url", "url", "region", "ca-bundle",
+	refused := map[string]string{
+		"prefix": "use the volume parameter prefix",
+		"bucket": "use the volume parameter bucketName",
+		"region": "the driver detects the bucket's region; to override it, set the attribute region of a static volume, or the region of the backend in the " +
+			"driver's config file",
+	}
+	refuse(refused, "use the volume parameter uid, gid, dirMode or fileMode", "uid", "gid", "dir-mode", "file-mode", "umask", "dir-perms", "file-perms")
+	refuse(refused, "list each option separately, by its own name", "o", "option", "options")
+	refuse(refused, "set the endpoint, addressing style and CA of the backend in the driver's config file", "endpoint", "endpoint-url", "url", "ca-bundle",
 		"ca-file", "path-style", "force-path-style", "use-path-request-style", "no-check-certificate")
 	refuse(refused, "set proxy of the backend", "proxy", "http-proxy", "https-proxy")
-	refuse(refused, "the driver serves the credentials", "credentials", "profile", "access-key-id", "secret-access-key", "passwd-file", "no-sign-request", "iam",
-		"env-auth", "config")
+	refuse(refused, "use the volume parameter credentials", "credentials", "profile", "access-key-id", "secret-access-key", "passwd-file", "no-sign-request",
+		"iam", "env-auth", "config")
 	refuse(refused, "the driver sets it for every mount", "allow-other", "allow-root", "auto-unmount", "foreground", "daemon", "f", "fuse-fd", "user-agent")
 	refuse(refused, "clients write no log files; the helper logs their output", "log-file", "logfile", "log-directory", "log-dir")
 	refuse(refused, "use the volume parameters cache and cacheSize; the driver chooses the cache directory", "cache", "cache-dir", "use-cache", "temp-dir",
@@ -138,64 +144,54 @@ func reserved() map[string]string {
 	return refused
 }
 
+func refuse(refused map[string]string, reason string, names ...string) {
+	for _, n := range names {
+		refused[n] = reason
+	}
+}
+
 // Client returns the declared client. name is its name, and place that of the declaration in the config file, for errors, which are
 // Invalid.
 func (d Declaration) Client(name, place string) (Client, error) {
 	at := func(key string) string { return place + "." + key }
-	for _, builtIn := range All() {
-		if builtIn.Name == name {
-			return Client{}, fault.Field(place, "the driver has a client of this name; choose another one")
-		}
-	}
-	if !programName.MatchString(d.Program) {
-		return Client{}, fault.Field(at("program"), "must be the file name of a program in --client-dir, without its directory")
-	}
-	if d.SHA256 != "" && !digest.MatchString(d.SHA256) {
-		return Client{}, fault.Field(at("sha256"), "must be 64 hexadecimal digits in lower case")
-	}
-	used, err := d.checkArguments(at)
-	if err != nil {
-		return Client{}, err
-	}
-	if err := d.checkEnvironment(at); err != nil {
-		return Client{}, err
-	}
+	used, problem := d.checkArguments(at)
+	err := cmp.Or(
+		check(!slices.ContainsFunc(All(), func(c Client) bool { return c.Name == name }), place, "the driver has a client of this name; choose another one"),
+		check(programName.MatchString(d.Program), at("program"), "must be the file name of a program in --client-dir, without its directory"),
+		check(d.SHA256 == "" || digest.MatchString(d.SHA256), at("sha256"), "must be 64 hexadecimal digits in lower case"),
+		problem,
+		d.checkEnvironment(at),
+		checkOneOf(at("fuse"), d.Fuse, FusePath, FuseArgument, FuseFusermount),
+		checkOneOf(at("credentials"), cmp.Or(d.Credentials, CredentialsEndpoint), CredentialsEndpoint, CredentialsStatic),
+		checkOneOf(at("drain"), d.Drain, DrainExits, DrainUnknown),
+		checkOneOf(at("cache"), d.Cache, CacheNone, CacheCopies, CacheUnsent),
+		check(d.Credentials != CredentialsStatic || d.Cache != CacheUnsent, at("cache"),
+			"must be none or copies with credentials: static: a client with unsent files cannot be replaced when its keys change"),
+		check(d.Tasks == 0 || d.Tasks >= 32 && d.Tasks <= 1<<20, at("tasks"), "must be a number from 32 to 1048576"),
+	)
 	c := Client{
 		Name: name, Programs: []string{d.Program}, SHA256: d.SHA256, Declared: true, Options: map[string]OptionType{}, Refused: reserved(),
-		MinMemory: declaredMemory, MinTasks: declaredTasks, NoInline: !d.Inline, Fusermount: d.Fuse == FuseFusermount,
+		MinMemory: declaredMemory, MinTasks: cmp.Or(uint64(d.Tasks), declaredTasks), NoInline: !d.Inline, Fusermount: d.Fuse == FuseFusermount,
 		ignores: d.ignores(used), ExitsEarly: d.Drain == DrainUnknown, WriteBack: d.Cache == CacheUnsent, StaticKeys: d.Credentials == CredentialsStatic,
 	}
-	for _, check := range []struct {
-		key, value string
-		values     []string
-	}{
-		{"fuse", d.Fuse, []string{FusePath, FuseArgument, FuseFusermount}},
-		{"credentials", cmp.Or(d.Credentials, CredentialsEndpoint), []string{CredentialsEndpoint, CredentialsStatic}},
-		{"drain", d.Drain, []string{DrainExits, DrainUnknown}},
-		{"cache", d.Cache, []string{CacheNone, CacheCopies, CacheUnsent}},
-	} {
-		if !slices.Contains(check.values, check.value) {
-			return Client{}, fault.Field(at(check.key), "must be one of %s", strings.Join(check.values, ", "))
-		}
+	if d.Memory != "" {
+		bytes, wrong := volume.ParseQuantity(d.Memory)
+		err = cmp.Or(err, check(wrong == nil && bytes >= uint64(16*mib), at("memory"), "must be a size of at least 16Mi, such as 128Mi"))
+		c.MinMemory = bytes
 	}
-	if c.StaticKeys && c.WriteBack {
-		return Client{}, fault.Field(at("cache"), "must be none or copies with credentials: static: a client with unsent files cannot be replaced when its keys "+
-			"change")
+	for i, need := range d.Needs {
+		err = cmp.Or(err, check(need == "delete", at(fmt.Sprintf("needs[%d]", i)), "must be delete; a session can list, read and write in any case"))
 	}
-	if err := d.limits(&c, at); err != nil {
-		return Client{}, err
-	}
-	needs, err := d.needs(at)
 	if err != nil {
 		return Client{}, err
 	}
-	c.access = func([]volume.Option) policy.Needs { return needs }
+	c.access = func([]volume.Option) policy.Needs { return policy.Needs{Delete: len(d.Needs) > 0} }
 	arguments := map[string]string{}
 	for _, option := range slices.Sorted(maps.Keys(d.Options)) {
 		o := d.Options[option]
-		if !optionName.MatchString(option) {
-			return Client{}, fault.Field(at("options."+clip(option)), "is not an option's name: at most 64 of a-z, 0-9 and -, not - at the start or end, without the "+
-				"dashes before it")
+		if !volume.IsName(option, 64) {
+			return Client{}, fault.Field(at("options."+clip(option)), "is not an option's name: at most 64 of a-z, 0-9 and -, not - at the start or end, "+
+				"without the dashes before it")
 		}
 		if reason, ok := c.Refused[option]; ok {
 			return Client{}, fault.Field(at("options."+option), "cannot be declared: %s", reason)
@@ -208,33 +204,16 @@ func (d Declaration) Client(name, place string) (Client, error) {
 	return c, nil
 }
 
-// limits sets the lowest limits.
-func (d Declaration) limits(c *Client, at func(string) string) error {
-	if d.Memory != "" {
-		bytes, err := volume.ParseQuantity(d.Memory)
-		if err != nil || bytes < uint64(16*mib) {
-			return fault.Field(at("memory"), "must be a size of at least 16Mi, such as 128Mi")
-		}
-		c.MinMemory = bytes
+// check returns an error at a place unless ok.
+func check(ok bool, place, problem string) error {
+	if ok {
+		return nil
 	}
-	if d.Tasks != 0 {
-		if d.Tasks < 32 || d.Tasks > 1<<20 {
-			return fault.Field(at("tasks"), "must be a number from 32 to %d", 1<<20)
-		}
-		c.MinTasks = uint64(d.Tasks)
-	}
-	return nil
+	return fault.Field(place, "%s", problem)
 }
 
-// needs returns the permissions of the client's sessions.
-func (d Declaration) needs(at func(string) string) (n policy.Needs, err error) {
-	for i, need := range d.Needs {
-		if need != "delete" {
-			return n, fault.Field(at(fmt.Sprintf("needs[%d]", i)), "must be delete; a session can list, read and write in any case")
-		}
-		n.Delete = true
-	}
-	return n, nil
+func checkOneOf(place, value string, known ...string) error {
+	return check(slices.Contains(known, value), place, "must be one of "+strings.Join(known, ", "))
 }
 
 // lists are the lists of arguments by their keys.
@@ -380,18 +359,16 @@ func (o OptionDeclaration) option(name, place string) (t OptionType, argument st
 	}
 	t.Kind = kind
 	bounded := kind == Integer || kind == Duration || kind == Size
+	const sized = "integer, duration and size"
 	for _, extra := range []struct {
-		key   string
-		given bool
-		fits  bool
+		key, types  string
+		given, fits bool
 	}{
-		{"min", o.Min != "", bounded}, {"max", o.Max != "", bounded}, {"values", len(o.Values) > 0, kind == Enum}, {"pattern", o.Pattern != "", kind == Text},
+		{"min", sized, o.Min != "", bounded}, {"max", sized, o.Max != "", bounded},
+		{"values", "enum", len(o.Values) > 0, kind == Enum}, {"pattern", "text", o.Pattern != "", kind == Text},
 	} {
 		if extra.given != extra.fits {
-			return t, "", fault.Field(place+"."+extra.key, "must be given for %s", map[string]string{
-				"min": "integer, duration and size, and for no other type", "max": "integer, duration and size, and for no other type",
-				"values": "enum, and for no other type", "pattern": "text, and for no other type",
-			}[extra.key])
+			return t, "", fault.Field(place+"."+extra.key, "must be given for %s, and for no other type", extra.types)
 		}
 	}
 	switch {
@@ -478,7 +455,7 @@ func (d Declaration) command(arguments map[string]string, in Invocation) Command
 	for _, o := range in.Options {
 		if d.Options[o.Name].Type != "flag" {
 			argv = append(argv, strings.ReplaceAll(arguments[o.Name], "${value}", o.Value))
-		} else if on(o) {
+		} else if o.On() {
 			argv = append(argv, arguments[o.Name])
 		}
 	}

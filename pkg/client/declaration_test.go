@@ -16,8 +16,10 @@ import (
 func declared() Declaration {
 	return Declaration{
 		Program: "geesefs", Fuse: FusePath, Drain: DrainExits, Cache: CacheUnsent, Needs: []string{"delete"}, Memory: "256Mi", Tasks: 128,
-		Args:        []string{"-f", "--endpoint=${endpoint}", "--region=${region}", "--uid=${uid}", "--dir-mode=${dirMode}", "--memory-limit=${memoryMiB}", "--cache=${cacheDir}"},
-		ArgsIf:      &ConditionalArgs{ReadOnly: []string{"--readonly"}, PathStyle: []string{"--path-style"}, CAFile: []string{"--ca", "${caFile}"}, Cache: []string{"--cache-size=${cacheMiB}"}, Relaxed: []string{"--stat-cache-ttl=60s"}},
+		Args: []string{"-f", "--endpoint=${endpoint}", "--region=${region}", "--uid=${uid}", "--dir-mode=${dirMode}", "--memory-limit=${memoryMiB}",
+			"--cache=${cacheDir}"},
+		ArgsIf: &ConditionalArgs{ReadOnly: []string{"--readonly"}, PathStyle: []string{"--path-style"}, CAFile: []string{"--ca", "${caFile}"},
+			Cache: []string{"--cache-size=${cacheMiB}"}, Relaxed: []string{"--stat-cache-ttl=60s"}},
 		Operands:    []string{"${bucket}:${prefix}", "${mountpoint}"},
 		Environment: map[string]string{"GODEBUG": "madvdontneed=1"},
 		Options: map[string]OptionDeclaration{
@@ -34,21 +36,19 @@ func declared() Declaration {
 
 func TestADeclaredClientBuildsItsCommand(t *testing.T) {
 	c, err := declared().Client("geese", "clients.geese")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	option := func(name, value string) volume.Option {
 		return volume.Option{Name: name, Value: value, HasValue: value != ""}
 	}
 	options := []volume.Option{
-		option("parts", "7"), option("enable-mtime", ""), option("no-checksum", "true"), option("list-type", "ext-v1"), option("stat-ttl", "90s"), option("part-size", "8Mi"), option("class", "COLD"),
+		option("parts", "7"), option("enable-mtime", ""), option("no-checksum", "true"), option("list-type", "ext-v1"), option("stat-ttl", "90s"), option("part-size",
+			"8Mi"), option("class", "COLD"),
 	}
-	if err := c.Check(options, "mountOptions"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Check(options, "mountOptions"))
 	full := Invocation{
 		Binary: "/opt/geesefs", Bucket: "b", Prefix: "a b/${fd}/", Region: "eu", Endpoint: "https://s3:9000", PathStyle: true, CAFile: "/ca", ReadOnly: true, UID: 5,
-		DirMode: 0o750, StateDir: "/s", CacheDir: "/c", MemoryLimit: 512 << 20, Cache: true, CacheSize: 3 << 30, Consistency: volume.ConsistencyRelaxed, Options: options,
+		DirMode: 0o750, StateDir: "/s", CacheDir: "/c", MemoryLimit: 512 << 20, Cache: true, CacheSize: 3 << 30,
+		Consistency: volume.ConsistencyRelaxed, Options: options,
 	}
 	got := c.Command(full)
 	want := []string{
@@ -59,7 +59,8 @@ func TestADeclaredClientBuildsItsCommand(t *testing.T) {
 	if !slices.Equal(got.Argv, want) {
 		t.Errorf("argv\n%q, want\n%q", got.Argv, want)
 	}
-	if !slices.Contains(got.Env, "GODEBUG=madvdontneed=1") || !slices.Contains(got.Env, "AWS_CONFIG_FILE=/dev/null") || !slices.Equal(got.Files, []string{"/ca"}) || !slices.Equal(got.Ports, []uint16{9000}) {
+	if !slices.Contains(got.Env, "GODEBUG=madvdontneed=1") || !slices.Contains(got.Env, "AWS_CONFIG_FILE=/dev/null") ||
+		!slices.Equal(got.Files, []string{"/ca"}) || !slices.Equal(got.Ports, []uint16{9000}) {
 		t.Errorf("%+v", got)
 	}
 	bare := c.Command(Invocation{Binary: "/opt/geesefs", Bucket: "b", Region: "eu", UID: 5, DirMode: 0o700, CacheDir: "/c"})
@@ -76,13 +77,14 @@ func TestADeclaredClientBuildsItsCommand(t *testing.T) {
 
 func TestOptionsOfADeclaredClientAreCheckedLikeOthers(t *testing.T) {
 	c, err := declared().Client("geese", "clients.geese")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, o := range []volume.Option{
-		{Name: "list-type", Value: "3", HasValue: true}, {Name: "parts", Value: "0", HasValue: true}, {Name: "parts"}, {Name: "stat-ttl", Value: "2h", HasValue: true},
-		{Name: "part-size", Value: "1Mi", HasValue: true}, {Name: "class", Value: "COLDx", HasValue: true}, {Name: "class", Value: "A B", HasValue: true}, {Name: "unknown"},
-		{Name: "uid", Value: "0", HasValue: true}, {Name: "endpoint", Value: "http://x", HasValue: true}, {Name: "allow-other"}, {Name: "enable-mtime", Value: "1", HasValue: true},
+		{Name: "list-type", Value: "3", HasValue: true}, {Name: "parts", Value: "0", HasValue: true}, {Name: "parts"}, {Name: "stat-ttl", Value: "2h",
+			HasValue: true},
+		{Name: "part-size", Value: "1Mi", HasValue: true}, {Name: "class", Value: "COLDx", HasValue: true}, {Name: "class", Value: "A B",
+			HasValue: true}, {Name: "unknown"},
+		{Name: "uid", Value: "0", HasValue: true}, {Name: "endpoint", Value: "http://x", HasValue: true}, {Name: "allow-other"}, {Name: "enable-mtime", Value: "1",
+			HasValue: true},
 	} {
 		if err := c.Check([]volume.Option{o}, "mountOptions"); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%+v: %v", o, err)
@@ -112,9 +114,7 @@ func TestDeclaredClient_RefusesAttributesWithoutAnArgument(t *testing.T) {
 			d.Args, d.Operands = all, []string{"${bucket}:${prefix}", "${mountpoint}"}
 		}
 		c, err := d.Client("geese", "clients.geese")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for name, change := range set {
 			var prefix string
 			var a volume.Attributes
@@ -228,9 +228,7 @@ func FuzzDeclaration(f *testing.F) {
 func TestTheDocumentHasEveryPlaceholderAndKey(t *testing.T) {
 	const document = "../../docs/reference/declared-clients.md"
 	text, err := os.ReadFile(document)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name := range maps.Keys(placeholders(Invocation{})) {
 		if !strings.Contains(string(text), "`${"+name+"}`") {
 			t.Errorf("%s does not have the placeholder ${%s}", document, name)
@@ -243,9 +241,7 @@ func TestACAFileIsInTheEnvironment(t *testing.T) {
 	d := declared()
 	d.Environment = map[string]string{"CURL_CA_BUNDLE": "${caFile}"}
 	c, err := d.Client("geese", "clients.geese")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	in := invocation()
 	in.CAFile = "/run/ca.pem"
 	if got := c.Command(in); !slices.Contains(got.Env, "CURL_CA_BUNDLE=/run/ca.pem") || !slices.Equal(got.Files, []string{"/run/ca.pem"}) {

@@ -37,17 +37,13 @@ func tables() string {
 
 func TestTheDocumentListsTheTables(t *testing.T) {
 	text, err := os.ReadFile(document)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	head, written, ok := strings.Cut(string(text), marker)
 	if !ok {
 		t.Fatalf("%s has no line %q", document, marker)
 	}
 	if *update {
-		if err := os.WriteFile(document, []byte(head+marker+tables()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(document, []byte(head+marker+tables()), 0o644))
 		return
 	}
 	if written != tables() {
@@ -57,9 +53,7 @@ func TestTheDocumentListsTheTables(t *testing.T) {
 
 func TestTheDocumentNamesEveryClient(t *testing.T) {
 	text, err := os.ReadFile(prose)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, c := range All() {
 		for _, name := range append([]string{c.Name}, c.Programs...) {
 			if !strings.Contains(string(text), "`"+name+"`") {

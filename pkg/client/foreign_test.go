@@ -34,9 +34,7 @@ func TestPassedOptionsOfTheAWSDriverAreMountpoints(t *testing.T) {
 // Every mount option that the page on settings of other drivers advises to use exists.
 func TestTheAdviceNamesExistingOptions(t *testing.T) {
 	page, err := os.ReadFile("../../docs/reference/migrating-settings.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	named := regexp.MustCompile(`mount options? ([a-z-]+(?:, [a-z-]+)*)(?: of (rclone|mountpoint-s3))?(?: or ([a-z-]+) of mountpoint-s3)?`)
 	found, limits := 0, false
 	var section string
@@ -84,13 +82,13 @@ func TestTheAdviceNamesExistingOptions(t *testing.T) {
 // The options of rclone that volumes of k8s-csi-s3 have become options that the client takes.
 func TestOptionsOfRcloneAreTakenOver(t *testing.T) {
 	for _, options := range []string{
-		"--dir-cache-time 5m0s --vfs-write-back 5s --transfers 8 --vfs-cache-mode full --vfs-cache-max-size 10G --vfs-read-ahead 128M --s3-chunk-size 16M --use-server-modtime --s3-directory-markers",
-		"--s3-storage-class STANDARD_IA --s3-server-side-encryption aws:kms --s3-sse-kms-key-id arn:aws:kms:eu-west-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab",
+		"--dir-cache-time 5m0s --vfs-write-back 5s --transfers 8 --vfs-cache-mode full --vfs-cache-max-size 10G " +
+			"--vfs-read-ahead 128M --s3-chunk-size 16M --use-server-modtime --s3-directory-markers",
+		"--s3-storage-class STANDARD_IA --s3-server-side-encryption aws:kms " +
+			"--s3-sse-kms-key-id arn:aws:kms:eu-west-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab",
 	} {
 		p, err := volume.ParseParameters(map[string]string{"bucket": "shared", "mounter": "rclone", "options": options}, "v")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if err := get(t, "rclone").Check(p.Node.MountOptions, "mountOptions"); err != nil {
 			t.Error(err)
 		}

@@ -21,7 +21,8 @@ func TestWhatAnInlineVolumeMayHave(t *testing.T) {
 	}{
 		{"mountpoint-s3", volume.Attributes{}, nil, share, ""},
 		{"rclone", volume.Attributes{}, nil, share, ""},
-		{"mountpoint-s3", volume.Attributes{MemoryLimit: 1 << 30, CPUWeight: 100, TasksMax: 1024, Cache: true, CacheSize: 1 << 30}, []string{"allow-delete=false", "metadata-ttl=5"}, share, ""},
+		{"mountpoint-s3", volume.Attributes{MemoryLimit: 1 << 30, CPUWeight: 100, TasksMax: 1024, Cache: true, CacheSize: 1 << 30},
+			[]string{"allow-delete=false", "metadata-ttl=5"}, share, ""},
 		{"mountpoint-s3", volume.Attributes{MemoryLimit: 1<<30 + 1}, nil, share, "volume_context.memoryLimit: "},
 		{"rclone", volume.Attributes{MemoryLimit: 2 << 30}, nil, share, "volume_context.memoryLimit: 2Gi"},
 		{"rclone", volume.Attributes{Usage: volume.UsageOff}, nil, share, "volume_context.usage: "},
@@ -45,12 +46,8 @@ func TestWhatAnInlineVolumeMayHave(t *testing.T) {
 		{"rclone", volume.Attributes{}, []string{"debug"}, share, `mountOptions: option "debug"`},
 	} {
 		c, list := get(t, tt.client), options(tt.list...)
-		if err := c.Check(list, "m"); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.CheckLimits(tt.a, list, "p"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Check(list, "m"))
+		must(t, c.CheckLimits(tt.a, list, "p"))
 		err := c.CheckInline(tt.a, list, tt.share)
 		switch {
 		case tt.denied == "" && err != nil:

@@ -2,6 +2,7 @@ package client
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -52,7 +53,8 @@ func mountpointS3() Client {
 		return OptionType{Kind: Integer, Unit: "bytes", Min: least, Max: most, Default: "8388608", Meaning: meaning}
 	}
 	ttl := func(least int64, byDefault, meaning string) OptionType {
-		return OptionType{Kind: Integer, Unit: "seconds", Min: least, Max: mountpointMaxTTL, Words: []string{mountpointMinimal, "indefinite"}, Default: byDefault, Meaning: meaning}
+		return OptionType{Kind: Integer, Unit: "seconds", Min: least, Max: mountpointMaxTTL, Words: []string{mountpointMinimal, "indefinite"}, Default: byDefault,
+			Meaning: meaning}
 	}
 	flag := func(byDefault, meaning string) OptionType {
 		return OptionType{Kind: Flag, Default: byDefault, Meaning: meaning}
@@ -68,45 +70,46 @@ func mountpointS3() Client {
 		Requests:   parseRequests,
 		Unstored:   parseUnstored,
 		Options: map[string]OptionType{
-			"allow-delete":            flag("true, unless the volume is read-only", "Allow deleting files."),
-			"allow-overwrite":         flag("true, unless the volume is read-only", "Allow replacing existing files (opened with O_TRUNC and written from the start)."),
-			"rename":                  flag("true, unless deletes are not allowed or sse is set", "Allow renaming files. A rename copies the object in S3, verifies the copy and deletes the original. The program `mount-s3` lacks this option and renames only in directory buckets of an Availability Zone."),
-			"incremental-upload":      flag("false", "Upload data while a file is written, and allow appending to files. Only for directory buckets of an Availability Zone."),
-			"infer-content-type":      flag("false", "Set the Content-Type of new objects from their file names."),
-			"requester-pays":          flag("false", "Accept the charges for requests to, and data from, a Requester Pays bucket."),
-			"transfer-acceleration":   flag("false", "Use S3 Transfer Acceleration, which must be enabled on the bucket. AWS only."),
-			"dual-stack":              flag("false", "Use the dual-stack (IPv4 and IPv6) endpoints. AWS only."),
-			"debug":                   flag("false", "Log at debug level."),
-			"log-metrics":             flag("false", "Log Mountpoint's metrics every five seconds."),
-			"bucket-type":             {Kind: Enum, Words: []string{"general-purpose", "directory"}, Default: "derived from the bucket's name", Meaning: "Type of the bucket behind an access point, if its name does not show the type."},
-			"storage-class":           {Kind: Text, Pattern: storageClass, Form: "a name of capital letters, digits and _", Default: "the bucket's", Meaning: "Storage class of new objects."},
-			"sse":                     {Kind: Enum, Words: []string{"aws:kms", "aws:kms:dsse", "AES256"}, Default: "the bucket's", Meaning: "Server-side encryption of new objects."},
-			"sse-kms-key-id":          {Kind: Text, Pattern: kmsKey, Form: "the ARN of a KMS key (not of an alias)", Default: "the service's default key", Meaning: "KMS key of new objects; only with sse aws:kms or aws:kms:dsse."},
-			"upload-checksums":        {Kind: Enum, Words: []string{"crc32c", "crc64nvme", "off"}, Default: "crc32c", Meaning: "Checksum algorithm for uploads. Use off if the service does not support checksums."},
-			"metadata-ttl":            ttl(1, "minimal; 60 with a cache, `consistency: relaxed` or, without `consistency`, a read-only volume", "How long metadata of files and directories is cached."),
-			"negative-metadata-ttl":   ttl(0, "same as metadata-ttl; 1 where `consistency` or a read-only volume sets metadata-ttl to 60", "How long the absence of a file is cached."),
-			"max-cache-size":          {Kind: Integer, Unit: "MiB", Min: 1, Max: 16 << 20, Default: "no cache", Meaning: "Enable a cache of object data of this size in the mount's cache directory, and set metadata-ttl to 60. The volume parameters cache and cacheSize do this for any client."},
-			"max-threads":             {Kind: Integer, Unit: "threads", Min: 1, Max: 256, Default: "16", Meaning: "Number of file system requests served concurrently."},
-			"memory-target":           {Kind: Integer, Unit: "MiB", Min: mountpointLeast, Max: mountpointMost, Default: "derived from the memory limit (" + strconv.FormatInt(mountpointTarget(uint64(gib)), 10) + " for 1 GiB); " + strconv.Itoa(mountpointMemory) + " without one", Meaning: "Memory that Mountpoint tries not to exceed. It also limits the number of files open for writing (512: 47, 1024: 111)."},
-			"maximum-throughput-gbps": {Kind: Integer, Unit: "Gbit/s", Min: 1, Max: 10000, Default: strconv.Itoa(mountpointGbps), Meaning: "Expected bandwidth, which determines the number of connections."},
-			"part-size":               partSize(5*mib, 5*gib, "Part size for reads and writes. Cannot be combined with read-part-size or write-part-size."),
-			"read-part-size":          partSize(5*mib, 5*gib, "Part size for reads."),
-			"write-part-size":         partSize(5*mib, 5*gib, "Part size for writes. A file can have 10,000 parts."),
+			"allow-delete":    flag("true, unless the volume is read-only", "Allow deleting files."),
+			"allow-overwrite": flag("true, unless the volume is read-only", "Allow replacing existing files (opened with O_TRUNC and written from the start)."),
+			"rename": flag("true, unless deletes are not allowed or sse is set", "Allow renaming files. A rename copies the object in S3, verifies "+
+				"the copy and deletes the original. The program `mount-s3` lacks this option and renames only in directory buckets of an Availability Zone."),
+			"incremental-upload": flag("false", "Upload data while a file is written, and allow appending to files. Only for directory buckets of an Availability "+
+				"Zone."),
+			"infer-content-type":    flag("false", "Set the Content-Type of new objects from their file names."),
+			"requester-pays":        flag("false", "Accept the charges for requests to, and data from, a Requester Pays bucket."),
+			"transfer-acceleration": flag("false", "Use S3 Transfer Acceleration, which must be enabled on the bucket. AWS only."),
+			"dual-stack":            flag("false", "Use the dual-stack (IPv4 and IPv6) endpoints. AWS only."),
+			"debug":                 flag("false", "Log at debug level."),
+			"log-metrics":           flag("false", "Log Mountpoint's metrics every five seconds."),
+			"bucket-type": {Kind: Enum, Words: []string{"general-purpose", "directory"}, Default: "derived from the bucket's name",
+				Meaning: "Type of the bucket behind an access point, if its name does not show the type."},
+			"storage-class": {Kind: Text, Pattern: storageClass, Form: "a name of capital letters, digits and _", Default: "the bucket's",
+				Meaning: "Storage class of new objects."},
+			"sse": {Kind: Enum, Words: []string{"aws:kms", "aws:kms:dsse", "AES256"}, Default: "the bucket's",
+				Meaning: "Server-side encryption of new objects."},
+			"sse-kms-key-id": {Kind: Text, Pattern: kmsKey, Form: "the ARN of a KMS key (not of an alias)", Default: "the service's default key",
+				Meaning: "KMS key of new objects; only with sse aws:kms or aws:kms:dsse."},
+			"upload-checksums": {Kind: Enum, Words: []string{"crc32c", "crc64nvme", "off"}, Default: "crc32c",
+				Meaning: "Checksum algorithm for uploads. Use off if the service does not support checksums."},
+			"metadata-ttl": ttl(1, "minimal; 60 with a cache, `consistency: relaxed` or, without `consistency`, a read-only volume",
+				"How long metadata of files and directories is cached."),
+			"negative-metadata-ttl": ttl(0, "same as metadata-ttl; 1 where `consistency` or a read-only volume sets metadata-ttl to 60",
+				"How long the absence of a file is cached."),
+			"max-cache-size": {Kind: Integer, Unit: "MiB", Min: 1, Max: 16 << 20, Default: "no cache",
+				Meaning: "Enable a cache of object data of this size in the mount's cache directory, and set metadata-ttl to 60. The volume parameters cache and " +
+					"cacheSize do this for any client."},
+			"max-threads": {Kind: Integer, Unit: "threads", Min: 1, Max: 256, Default: "16", Meaning: "Number of file system requests served concurrently."},
+			"memory-target": {Kind: Integer, Unit: "MiB", Min: mountpointLeast, Max: mountpointMost,
+				Default: fmt.Sprintf("derived from the memory limit (%d for 1 GiB); %d without one", mountpointTarget(uint64(gib)), mountpointMemory),
+				Meaning: "Memory that Mountpoint tries not to exceed. It also limits the number of files open for writing (512: 47, 1024: 111)."},
+			"maximum-throughput-gbps": {Kind: Integer, Unit: "Gbit/s", Min: 1, Max: 10000, Default: strconv.Itoa(mountpointGbps),
+				Meaning: "Expected bandwidth, which determines the number of connections."},
+			"part-size":       partSize(5*mib, 5*gib, "Part size for reads and writes. Cannot be combined with read-part-size or write-part-size."),
+			"read-part-size":  partSize(5*mib, 5*gib, "Part size for reads."),
+			"write-part-size": partSize(5*mib, 5*gib, "Part size for writes. A file can have 10,000 parts."),
 		},
-		Refused: map[string]string{
-			"expected-bucket-owner": "use the volume parameter expectedBucketOwner",
-			"region":                "the driver detects the bucket's region; to override it, set the attribute region of a static volume, or the region of the backend in the driver's config file",
-			"read-only":             "use readOnly of the volume or of the pod's volume mount",
-			"ro":                    "use readOnly of the volume or of the pod's volume mount",
-			"cache":                 "use the volume parameters cache and cacheSize; the driver chooses the cache directory",
-			"cache-xz":              "a shared cache would expose the volume's data to other users",
-			"bind":                  "network interfaces belong to the node, not to a volume",
-			"debug-crt":             "its output contains session tokens; use debug",
-			"no-log":                "the driver needs the client's output",
-			"otlp-endpoint":         "a volume must not choose where data is sent",
-			"otlp-export-interval":  "a volume must not choose where data is sent",
-			"user-agent-prefix":     "the driver sets it",
-		},
+		Refused:       reserved(),
 		rules:         mountpointRules,
 		memory:        mountpointFits,
 		least:         mountpointLeastLimit,
@@ -115,45 +118,36 @@ func mountpointS3() Client {
 		contradiction: mountpointContradiction,
 		logging:       []string{"debug", "log-metrics"},
 	}
-	refuse(c.Refused, "set the endpoint, addressing style and CA of the backend in the driver's config file",
-		"endpoint-url", "force-path-style", "ca-bundle")
-	refuse(c.Refused, "use the volume parameter credentials", "profile", "no-sign-request")
-	refuse(c.Refused, "the driver sets it for every mount", "allow-other", "allow-root", "auto-unmount", "foreground", "f")
-	refuse(c.Refused, "clients write no log files; the helper logs their output", "log-directory", "l")
-	refuseCommon(c.Refused)
+	maps.Copy(c.Refused, map[string]string{
+		"expected-bucket-owner": "use the volume parameter expectedBucketOwner",
+		"cache-xz":              "a shared cache would expose the volume's data to other users",
+		"bind":                  "network interfaces belong to the node, not to a volume",
+		"debug-crt":             "its output contains session tokens; use debug",
+		"no-log":                "the driver needs the client's output",
+		"otlp-endpoint":         "a volume must not choose where data is sent",
+		"otlp-export-interval":  "a volume must not choose where data is sent",
+		"user-agent-prefix":     "the driver sets it",
+		"l":                     "clients write no log files; the helper logs their output",
+	})
 	c.Command = func(in Invocation) Command { return mountpointCommand(c, in) }
 	return c
 }
 
-// refuseCommon adds options that are not allowed for any client.
-func refuseCommon(refused map[string]string) {
-	refuse(refused, "use the volume parameter uid, gid, dirMode or fileMode",
-		"uid", "gid", "dir-mode", "file-mode", "umask", "dir-perms", "file-perms")
-	refuse(refused, "use the volume parameter prefix", "prefix")
-	refuse(refused, "use the volume parameter bucketName", "bucket")
-	refuse(refused, "list each option separately, by its own name", "o", "option", "options")
-}
-
-func refuse(refused map[string]string, reason string, names ...string) {
-	for _, n := range names {
-		refused[n] = reason
-	}
-}
-
 func mountpointCommand(c Client, in Invocation) Command {
-	argv := []string{in.Binary, "--foreground", "--allow-other"}
-	argv = append(argv, withValue("prefix", in.Prefix)...)
-	argv = append(argv, withValue("region", in.Region)...)
-	argv = append(argv, withValue("endpoint-url", in.Endpoint)...)
+	values := placeholders(in)
+	values["owner"] = in.ExpectedBucketOwner
+	for name, id := range map[string]uint32{"uid": in.UID, "gid": in.GID} {
+		if id < c.MinOwner {
+			values[name] = ""
+		}
+	}
+	argv := append([]string{in.Binary, "--foreground", "--allow-other"}, fill([]string{"--prefix=${prefix}", "--region=${region}", "--endpoint-url=${endpoint}"},
+		values)...)
 	if in.PathStyle {
 		argv = append(argv, "--force-path-style")
 	}
-	argv = append(argv, withValue("ca-bundle", in.CAFile)...)
-	argv = append(argv, withValue("expected-bucket-owner", in.ExpectedBucketOwner)...)
-	argv = append(argv, withValue("user-agent-prefix", in.UserAgent)...)
-	argv = append(argv, owner("uid", in.UID, c.MinOwner)...)
-	argv = append(argv, owner("gid", in.GID, c.MinOwner)...)
-	argv = append(argv, argument("dir-mode", mode(in.DirMode)), argument("file-mode", mode(in.FileMode)))
+	argv = append(argv, fill([]string{"--ca-bundle=${caFile}", "--expected-bucket-owner=${owner}", "--user-agent-prefix=${userAgent}", "--uid=${uid}",
+		"--gid=${gid}", "--dir-mode=${dirMode}", "--file-mode=${fileMode}"}, values)...)
 
 	// Flags that allow changes of data are on by default, and off for read-only mounts.
 	changing := []string{"allow-delete", "allow-overwrite", "incremental-upload"}
@@ -162,21 +156,15 @@ func mountpointCommand(c Client, in Invocation) Command {
 			argv = append(argv, "--"+name)
 		}
 	}
-	for _, d := range []struct {
-		name  string
-		value int64
-	}{{"maximum-throughput-gbps", mountpointGbps}, {"memory-target", mountpointTarget(in.MemoryLimit)}} {
-		if _, given := find(in.Options, d.name); !given {
-			argv = append(argv, argument(d.name, strconv.FormatInt(d.value, 10)))
-		}
-	}
-	if o, given := find(in.Options, "rename"); given && !on(o) {
+	argv = append(argv, in.unlessGiven("maximum-throughput-gbps", strconv.Itoa(mountpointGbps))...)
+	argv = append(argv, in.unlessGiven("memory-target", strconv.FormatInt(mountpointTarget(in.MemoryLimit), 10))...)
+	if o, given := volume.FindOption(in.Options, "rename"); given && !o.On() {
 		argv = append(argv, "--no-rename")
 	}
 	own := slices.Concat(changing, []string{"rename"})
 	rest := slices.DeleteFunc(slices.Clone(in.Options), func(o volume.Option) bool { return slices.Contains(own, o.Name) })
 	// Mountpoint creates a directory in it and empties that when it starts.
-	if _, sized := find(rest, "max-cache-size"); sized {
+	if _, sized := volume.FindOption(rest, "max-cache-size"); sized {
 		argv = append(argv, argument("cache", in.CacheDir))
 	} else if in.Cache {
 		argv = append(argv, argument("cache", in.CacheDir), argument("max-cache-size", strconv.FormatUint(in.cacheSize()/uint64(mib), 10)))
@@ -194,20 +182,17 @@ func mountpointCommand(c Client, in Invocation) Command {
 // the client's own default, which is as long. A file that does not exist is looked up again after a second, because programs wait
 // for files to appear; that still saves the second lookup of a file that is created.
 func mountpointTTL(in Invocation) []string {
-	if _, given := find(in.Options, "metadata-ttl"); given {
+	if _, given := volume.FindOption(in.Options, "metadata-ttl"); given {
 		return nil
 	}
-	_, sized := find(in.Options, "max-cache-size")
+	_, sized := volume.FindOption(in.Options, "max-cache-size")
 	cached := in.Cache || sized
 	switch {
 	case in.Consistency == volume.ConsistencyCloseToOpen && cached:
 		return []string{argument("metadata-ttl", mountpointMinimal)}
 	case in.Consistency == volume.ConsistencyRelaxed, in.Consistency == "" && in.ReadOnly && !cached:
-		argv := []string{argument("metadata-ttl", strconv.Itoa(int(volume.RelaxedTTL.Seconds())))}
-		if _, given := find(in.Options, "negative-metadata-ttl"); !given {
-			argv = append(argv, argument("negative-metadata-ttl", "1"))
-		}
-		return argv
+		ttl := strconv.Itoa(int(volume.RelaxedTTL.Seconds()))
+		return append([]string{argument("metadata-ttl", ttl)}, in.unlessGiven("negative-metadata-ttl", "1")...)
 	}
 	return nil
 }
@@ -233,8 +218,8 @@ func mountpointContradiction(consistency string, given map[string]string) (name 
 
 // changes reports whether a flag that allows changes of data is on for a writable mount.
 func changes(options []volume.Option, name string) bool {
-	if o, given := find(options, name); given {
-		return on(o)
+	if o, given := volume.FindOption(options, name); given {
+		return o.On()
 	}
 	return name != "incremental-upload"
 }
@@ -312,7 +297,8 @@ func mountpointFits(limit uint64, given map[string]string) (problem string) {
 		return ""
 	}
 	if name, parts, free := mountpointParts(given, fits); parts > free {
-		return fmt.Sprintf("is too low for the mount option %s: it allows a memory-target of %d MiB, which leaves %d MiB, but one part to read and one to write need %d MiB",
+		return fmt.Sprintf("is too low for the mount option %s: it allows a memory-target of %d MiB, which leaves %d MiB, but one part to read and one to write "+
+			"need %d MiB",
 			name, fits, free/mib, parts/mib)
 	}
 	return ""

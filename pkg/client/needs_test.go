@@ -23,9 +23,7 @@ func TestNeedsAreWhatTheCommandLineLetsTheClientDo(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c, err := Get(tc.client)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if got := c.Needs(options(tc.options...), tc.readOnly); got != tc.want {
 				t.Errorf("%+v, want %+v", got, tc.want)
 			}

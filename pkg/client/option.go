@@ -118,9 +118,6 @@ func (t OptionType) takes(value string) bool {
 	return false
 }
 
-// on reports whether a flag is set.
-func on(o volume.Option) bool { return !o.HasValue || o.Value == "true" }
-
 const (
 	mib = int64(1) << 20
 	gib = mib << 10

@@ -11,9 +11,7 @@ import (
 // Every client gets the proxy for its endpoint's scheme, and may connect to nothing else.
 func TestAProxyReplacesTheService(t *testing.T) {
 	own, err := declared().Client("geese", "clients.geese")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, c := range append(All(), own) {
 		for endpoint, variable := range map[string]string{"": "https_proxy", "https://s3.example:9000": "https_proxy", "http://s3.example:9000": "http_proxy"} {
 			in := invocation()
@@ -37,7 +35,8 @@ func TestAProxyReplacesTheService(t *testing.T) {
 func TestAClientDeclaresNoProxy(t *testing.T) {
 	d := declared()
 	d.Environment = map[string]string{"HTTPS_PROXY": "http://elsewhere"}
-	if _, err := d.Client("geese", "clients.geese"); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "clients.geese.environment.HTTPS_PROXY: cannot be declared; set proxy of the backend") {
+	if _, err := d.Client("geese", "clients.geese"); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(),
+		"clients.geese.environment.HTTPS_PROXY: cannot be declared; set proxy of the backend") {
 		t.Error(err)
 	}
 }

@@ -2,7 +2,7 @@ package client
 
 import (
 	"fmt"
-	"strconv"
+	"maps"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/policy"
@@ -33,41 +33,27 @@ func rclone() Client {
 		MinMemory: rcloneMemory,
 		MinTasks:  rcloneTasks,
 		Options: map[string]OptionType{
-			"cache-size":        {Kind: Size, Min: mib, Max: 16 * tib, Default: "1Gi", Meaning: "Amount of uploaded or read data kept in the mount's cache directory. Data that is not uploaded yet is always kept and does not count."},
-			"read-cache":        flag("Also cache data that was only read. The volume parameter cache does this for any client."),
-			"dir-cache-time":    {Kind: Duration, Min: 0, Max: 24 * time.Hour.Milliseconds(), Default: "10s; 1m with `consistency: relaxed`", Meaning: "How long directory listings are cached."},
-			"write-back":        {Kind: Duration, Min: 100, Max: time.Hour.Milliseconds(), Default: "1s", Meaning: "Delay between closing a file and uploading it."},
-			"read-ahead":        {Kind: Size, Min: 0, Max: gib, Default: "16Mi", Meaning: "Read-ahead for sequential reads, in memory for each open file."},
-			"transfers":         {Kind: Integer, Unit: "files", Min: 1, Max: 64, Default: "4", Meaning: "Number of concurrent uploads."},
-			"part-size":         {Kind: Size, Min: 5 * mib, Max: 5 * gib, Default: "5Mi", Meaning: "Part size of large files. Each upload holds four parts in memory, and a file can have 10,000 parts."},
-			"server-mtime":      {Kind: Flag, Default: "false; true with `consistency: relaxed`", Meaning: "Show the upload time as the modification time. A listing has it, so that the attributes of a file take no request."},
+			"cache-size": {Kind: Size, Min: mib, Max: 16 * tib, Default: "1Gi", Meaning: "Amount of uploaded or read data kept in the mount's cache directory. " +
+				"Data that is not uploaded yet is always kept and does not count."},
+			"read-cache": flag("Also cache data that was only read. The volume parameter cache does this for any client."),
+			"dir-cache-time": {Kind: Duration, Min: 0, Max: 24 * time.Hour.Milliseconds(), Default: "10s; 1m with `consistency: relaxed`",
+				Meaning: "How long directory listings are cached."},
+			"write-back": {Kind: Duration, Min: 100, Max: time.Hour.Milliseconds(), Default: "1s", Meaning: "Delay between closing a file and uploading it."},
+			"read-ahead": {Kind: Size, Min: 0, Max: gib, Default: "16Mi", Meaning: "Read-ahead for sequential reads, in memory for each open file."},
+			"transfers":  {Kind: Integer, Unit: "files", Min: 1, Max: 64, Default: "4", Meaning: "Number of concurrent uploads."},
+			"part-size": {Kind: Size, Min: 5 * mib, Max: 5 * gib, Default: "5Mi", Meaning: "Part size of large files. Each upload holds four parts in memory, " +
+				"and a file can have 10,000 parts."},
+			"server-mtime": {Kind: Flag, Default: "false; true with `consistency: relaxed`", Meaning: "Show the upload time as the modification time. A listing " +
+				"has it, so that the attributes of a file take no request."},
 			"directory-markers": flag("Store directories as empty objects, so that empty directories persist."),
-			"storage-class":     {Kind: Text, Pattern: storageClass, Form: "a name of capital letters, digits and _", Default: "the bucket's", Meaning: "Storage class of new objects."},
-			"sse":               {Kind: Enum, Words: []string{"aws:kms", "AES256"}, Default: "the bucket's", Meaning: "Server-side encryption of new objects."},
-			"sse-kms-key-id":    {Kind: Text, Pattern: kmsKey, Form: "the ARN of a KMS key (not of an alias)", Default: "the service's default key", Meaning: "KMS key of new objects; only with sse aws:kms."},
-			"debug":             flag("Log at debug level."),
+			"storage-class": {Kind: Text, Pattern: storageClass, Form: "a name of capital letters, digits and _", Default: "the bucket's",
+				Meaning: "Storage class of new objects."},
+			"sse": {Kind: Enum, Words: []string{"aws:kms", "AES256"}, Default: "the bucket's", Meaning: "Server-side encryption of new objects."},
+			"sse-kms-key-id": {Kind: Text, Pattern: kmsKey, Form: "the ARN of a KMS key (not of an alias)", Default: "the service's default key",
+				Meaning: "KMS key of new objects; only with sse aws:kms."},
+			"debug": flag("Log at debug level."),
 		},
-		Refused: map[string]string{
-			"endpoint":           "set the endpoint of the backend in the driver's config file",
-			"region":             "the driver detects the bucket's region; to override it, set the attribute region of a static volume, or the region of the backend in the driver's config file",
-			"path-style":         "set the addressing style of the backend in the driver's config file",
-			"force-path-style":   "set the addressing style of the backend in the driver's config file",
-			"ca-file":            "set the CA of the backend in the driver's config file",
-			"ca-cert":            "set the CA of the backend in the driver's config file",
-			"read-only":          "use readOnly of the volume or of the pod's volume mount",
-			"ro":                 "use readOnly of the volume or of the pod's volume mount",
-			"cache-dir":          "the driver chooses the cache directory",
-			"fuse-fd":            "the driver sets it for every mount",
-			"conditional-writes": "the backend in the driver's config file decides it (singleController)",
-			"allow-other":        "the driver sets it for every mount",
-			"allow-non-empty":    "the driver sets it for every mount",
-			"daemon":             "the driver sets it for every mount",
-			"cache":              "use the volume parameters cache and cacheSize",
-			"vfs-cache-max-size": "use the volume parameter cacheSize, or the option cache-size",
-			"vfs-cache-mode":     "writes always use the cache; to cache reads, use the volume parameter cache",
-			"config":             "rclone reads no configuration file",
-			"log-file":           "clients write no log files; the helper logs their output",
-		},
+		Refused:   reserved(),
 		WriteBack: true,
 		Queue:     parseQueue,
 		Flushed:   parseFlushed,
@@ -86,7 +72,14 @@ func rclone() Client {
 		},
 		logging: []string{"debug"},
 	}
-	refuseCommon(c.Refused)
+	maps.Copy(c.Refused, map[string]string{
+		"ca-cert":            "set the CA of the backend in the driver's config file",
+		"conditional-writes": "the backend in the driver's config file decides it (singleController)",
+		"allow-non-empty":    "the driver sets it for every mount",
+		"vfs-cache-max-size": "use the volume parameter cacheSize, or the option cache-size",
+		"vfs-cache-mode":     "writes always use the cache; to cache reads, use the volume parameter cache",
+		"config":             "rclone reads no configuration file",
+	})
 	c.rules = func(given map[string]string) (name, problem string) {
 		if given["sse-kms-key-id"] != "" && given["sse"] != "aws:kms" {
 			return "sse-kms-key-id", "needs the option sse with aws:kms"
@@ -98,37 +91,28 @@ func rclone() Client {
 }
 
 func rcloneCommand(c Client, in Invocation) Command {
-	argv := []string{in.Binary, argument("fuse-fd", strconv.Itoa(FuseFD)), argument("bucket", in.Bucket)}
-	argv = append(argv, withValue("prefix", in.Prefix)...)
-	argv = append(argv, withValue("region", in.Region)...)
-	argv = append(argv, withValue("endpoint", in.Endpoint)...)
+	values := placeholders(in)
+	argv := append([]string{in.Binary}, fill([]string{"--fuse-fd=${fd}", "--bucket=${bucket}", "--prefix=${prefix}", "--region=${region}",
+		"--endpoint=${endpoint}"}, values)...)
 	if in.PathStyle {
 		argv = append(argv, "--path-style")
 	}
-	argv = append(argv, withValue("ca-file", in.CAFile)...)
+	argv = append(argv, fill([]string{"--ca-file=${caFile}"}, values)...)
 	if in.ReadOnly {
 		argv = append(argv, "--read-only")
 	}
-	argv = append(argv, owner("uid", in.UID, c.MinOwner)...)
-	argv = append(argv, owner("gid", in.GID, c.MinOwner)...)
-	argv = append(argv, argument("dir-mode", mode(in.DirMode)), argument("file-mode", mode(in.FileMode)))
-	argv = append(argv, argument("cache-dir", in.CacheDir))
+	argv = append(argv, fill([]string{"--uid=${uid}", "--gid=${gid}", "--dir-mode=${dirMode}", "--file-mode=${fileMode}", "--cache-dir=${cacheDir}"},
+		values)...)
 	if in.ConditionalWrites {
 		argv = append(argv, "--conditional-writes")
 	}
 	if in.Cache {
-		for _, o := range []struct{ name, value string }{{"read-cache", "true"}, {"cache-size", volume.FormatQuantity(in.cacheSize())}} {
-			if _, given := find(in.Options, o.name); !given {
-				argv = append(argv, argument(o.name, o.value))
-			}
-		}
+		argv = append(argv, in.unlessGiven("read-cache", "true")...)
+		argv = append(argv, in.unlessGiven("cache-size", volume.FormatQuantity(in.cacheSize()))...)
 	}
 	if in.Consistency == volume.ConsistencyRelaxed {
-		for _, o := range []struct{ name, value string }{{"dir-cache-time", volume.RelaxedTTL.String()}, {"server-mtime", "true"}} {
-			if _, given := find(in.Options, o.name); !given {
-				argv = append(argv, argument(o.name, o.value))
-			}
-		}
+		argv = append(argv, in.unlessGiven("dir-cache-time", volume.RelaxedTTL.String())...)
+		argv = append(argv, in.unlessGiven("server-mtime", "true")...)
 	}
 	argv = append(argv, authored(c.Options, in.Options)...)
 	// Without it the program starts itself again, to keep rclone's packages from looking for a configuration.

@@ -49,65 +49,56 @@ type Unstored struct {
 	Reason string `json:"reason"`
 }
 
-// report parses a line of a prefix and the JSON of a report in exactly the format of encoding/json. Other lines, such as a log
+// report parses a line of a prefix and the JSON of a valid report in exactly the format of encoding/json. Other lines, such as a log
 // message with a file name, are not reports.
-func report[R any](line, prefix string, limit int) (r R, ok bool) {
+func report[R any](line, prefix string, limit int, valid func(R) bool) (none R, ok bool) {
+	var r R
 	text, ok := strings.CutPrefix(strings.TrimRight(line, "\r\n"), prefix)
 	if !ok || len(text) > limit || json.Unmarshal([]byte(text), &r) != nil {
-		return r, false
+		return none, false
 	}
-	canonical, err := json.Marshal(r)
-	return r, err == nil && string(canonical) == text
-}
-
-func parseQueue(line string) (Queue, bool) {
-	q, ok := report[Queue](line, "s3-csi-queue ", maxReport)
-	if !ok || q.Uploads < 0 || q.Bytes < 0 {
-		return Queue{}, false
-	}
-	return q, true
-}
-
-func parseRequests(line string) (Requests, bool) {
-	r, ok := report[Requests](line, "s3-csi-requests ", maxRequests)
-	if !ok || r.Read < 0 || r.Written < 0 || len(r.Operations) > maxOperations {
-		return Requests{}, false
-	}
-	for name, o := range r.Operations {
-		counts := append(o.Latencies[:], o.Requests, o.Errors, o.Throttles, o.Milliseconds)
-		if name == "" || len(name) > maxOperation || slices.Min(counts) < 0 {
-			return Requests{}, false
-		}
+	if canonical, err := json.Marshal(r); err != nil || string(canonical) != text || !valid(r) {
+		return none, false
 	}
 	return r, true
 }
 
+func parseQueue(line string) (Queue, bool) {
+	return report(line, "s3-csi-queue ", maxReport, func(q Queue) bool { return q.Uploads >= 0 && q.Bytes >= 0 })
+}
+
+func parseRequests(line string) (Requests, bool) {
+	return report(line, "s3-csi-requests ", maxRequests, func(r Requests) bool {
+		for name, o := range r.Operations {
+			counts := append(o.Latencies[:], o.Requests, o.Errors, o.Throttles, o.Milliseconds)
+			if name == "" || len(name) > maxOperation || slices.Min(counts) < 0 {
+				return false
+			}
+		}
+		return r.Read >= 0 && r.Written >= 0 && len(r.Operations) <= maxOperations
+	})
+}
+
 func parseUnstored(line string) (Unstored, bool) {
-	u, ok := report[Unstored](line, "s3-csi-unstored ", maxUnstored)
-	if !ok || u.Files < 0 || u.Files > maxUnstoredFiles {
-		return Unstored{}, false
-	}
-	return u, true
+	return report(line, "s3-csi-unstored ", maxUnstored, func(u Unstored) bool { return u.Files >= 0 && u.Files <= maxUnstoredFiles })
+}
+
+type flushed struct {
+	Unsent int `json:"unsent"`
 }
 
 // parseFlushed parses the number of changed files that were not uploaded by a flush.
 func parseFlushed(line string) (unsent int, ok bool) {
-	f, ok := report[struct {
-		Unsent int `json:"unsent"`
-	}](line, "s3-csi-flushed ", maxReport)
-	if !ok || f.Unsent < 0 {
-		return 0, false
-	}
-	return f.Unsent, true
+	f, ok := report(line, "s3-csi-flushed ", maxReport, func(f flushed) bool { return f.Unsent >= 0 })
+	return f.Unsent, ok
+}
+
+type conflicts struct {
+	Files int `json:"files"`
 }
 
 // parseConflicts parses the number of quarantined files.
 func parseConflicts(line string) (files int, ok bool) {
-	c, ok := report[struct {
-		Files int `json:"files"`
-	}](line, "s3-csi-conflicts ", maxReport)
-	if !ok || c.Files < 0 {
-		return 0, false
-	}
-	return c.Files, true
+	c, ok := report(line, "s3-csi-conflicts ", maxReport, func(c conflicts) bool { return c.Files >= 0 })
+	return c.Files, ok
 }

@@ -53,11 +53,12 @@ func (k Keys) GoString() string { return k.String() }
 // Digest returns an opaque name of the keys: equal keys have equal digests under one salt, and a digest reveals nothing without
 // the salt.
 func (k Keys) Digest(salt []byte) string {
+	return digest(salt, k.AccessKeyID+"\x00"+k.SecretAccessKey+"\x00"+k.SessionToken+"\x00")
+}
+
+func digest(salt []byte, secret string) string {
 	mac := hmac.New(sha256.New, salt)
-	for _, s := range []string{k.AccessKeyID, k.SecretAccessKey, k.SessionToken} {
-		mac.Write([]byte(s))
-		mac.Write([]byte{0})
-	}
+	mac.Write([]byte(secret))
 	return hex.EncodeToString(mac.Sum(nil)[:16])
 }
 

@@ -20,12 +20,14 @@ func TestKeysFromSecrets(t *testing.T) {
 		{"none", nil, Keys{}, false, ""},
 		{"keys of others", map[string]string{"endpoint": "https://x", "accessKeyId": "y"}, Keys{}, false, ""},
 		{"both", map[string]string{"accessKeyID": "a", "secretAccessKey": "s"}, Keys{AccessKeyID: "a", SecretAccessKey: "s"}, true, ""},
-		{"a session", map[string]string{"accessKeyID": "a", "secretAccessKey": "s", "sessionToken": "t"}, Keys{AccessKeyID: "a", SecretAccessKey: "s", SessionToken: "t"}, true, ""},
+		{"a session", map[string]string{"accessKeyID": "a", "secretAccessKey": "s", "sessionToken": "t"},
+			Keys{AccessKeyID: "a", SecretAccessKey: "s", SessionToken: "t"}, true, ""},
 		{"no secret key", map[string]string{"accessKeyID": "a"}, Keys{}, false, "secrets.secretAccessKey"},
 		{"no access key", map[string]string{"secretAccessKey": "s"}, Keys{}, false, "secrets.accessKeyID"},
 		{"a token alone", map[string]string{"sessionToken": "t"}, Keys{}, false, "secrets.accessKeyID"},
 		{"a newline at the end", map[string]string{"accessKeyID": "a", "secretAccessKey": "canary\n"}, Keys{}, false, "secrets.secretAccessKey"},
-		{"a header in a token", map[string]string{"accessKeyID": "a", "secretAccessKey": "s", "sessionToken": "canary\r\nx: y"}, Keys{}, false, "secrets.sessionToken"},
+		{"a header in a token", map[string]string{"accessKeyID": "a", "secretAccessKey": "s", "sessionToken": "canary\r\nx: y"}, Keys{}, false,
+			"secrets.sessionToken"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, ok, err := FromSecret(tc.secrets)

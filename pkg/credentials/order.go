@@ -1,9 +1,6 @@
 package credentials
 
 import (
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"net/url"
 	"slices"
@@ -113,7 +110,5 @@ func (o Order) Digest(salt []byte) string {
 	if err != nil {
 		return "" // a year after 9999: "" equals no digest
 	}
-	mac := hmac.New(sha256.New, salt)
-	mac.Write(body)
-	return hex.EncodeToString(mac.Sum(nil)[:16])
+	return digest(salt, string(body))
 }

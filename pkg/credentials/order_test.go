@@ -9,7 +9,8 @@ import (
 )
 
 func TestOrdersAreNeverPrinted(t *testing.T) {
-	o := Order{Kind: AssumeRole, Keys: Keys{AccessKeyID: "a", SecretAccessKey: "canary-key", SessionToken: "canary-session"}, Token: "canary-token", RoleARN: "role"}
+	o := Order{Kind: AssumeRole, Keys: Keys{AccessKeyID: "a", SecretAccessKey: "canary-key", SessionToken: "canary-session"}, Token: "canary-token",
+		RoleARN: "role"}
 	for _, format := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
 		for _, v := range []any{o, &o, struct{ O Order }{o}} {
 			if s := fmt.Sprintf(format, v); strings.Contains(s, "canary") {

@@ -37,7 +37,8 @@ func ParseRole(arn string) (Role, error) {
 		return Role{}, errors.New("has an invalid partition")
 	case !made(r.Account, "-_."):
 		return Role{}, errors.New("has an invalid account")
-	case (r.Partition == "aws" || strings.HasPrefix(r.Partition, "aws-")) && r.Account != "" && !digits(r.Account, 12):
+	case (r.Partition == "aws" || strings.HasPrefix(r.Partition, "aws-")) && r.Account != "" &&
+		!IsAccount(r.Account):
 		return Role{}, errors.New("has an account that is not 12 digits")
 	case !ok:
 		return Role{}, errors.New("is not a role's ARN: :role/ is missing")
@@ -69,11 +70,5 @@ func made(s, others string) bool {
 	return true
 }
 
-func digits(s string, n int) bool {
-	for _, c := range []byte(s) {
-		if c < '0' || c > '9' {
-			return false
-		}
-	}
-	return len(s) == n
-}
+// IsAccount reports whether s is the id of an AWS account.
+func IsAccount(s string) bool { return len(s) == 12 && strings.Trim(s, "0123456789") == "" }

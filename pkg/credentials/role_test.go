@@ -21,9 +21,11 @@ func TestRolesOfAWSAndOfOtherServicesAreRead(t *testing.T) {
 		}
 	}
 	for _, arn := range []string{
-		"", "name", "arn:aws:iam::111122223333:user/name", "arn:aws:sts::111122223333:assumed-role/a/b", "arn:aws:iam::1111:role/name", "arn:aws:iam::11112222333x:role/name",
+		"", "name", "arn:aws:iam::111122223333:user/name", "arn:aws:sts::111122223333:assumed-role/a/b",
+		"arn:aws:iam::1111:role/name", "arn:aws:iam::11112222333x:role/name",
 		"arn:aws:iam::111122223333:role/", "arn:aws:iam::111122223333:role//a", "arn:aws:iam::111122223333:role/a/", "arn:aws:iam::111122223333:role/a b",
-		"arn:aws:iam::111122223333:role/*", "arn:aws:iam:eu-west-1:111122223333:role/a", "arn::iam::111122223333:role/a", "arn:aws:iam::111122223333:role/${pod.namespace}",
+		"arn:aws:iam::111122223333:role/*", "arn:aws:iam:eu-west-1:111122223333:role/a", "arn::iam::111122223333:role/a",
+		"arn:aws:iam::111122223333:role/${pod.namespace}",
 		"arn:aws:iam::111122223333:role/a\n", "arn:aws:iam::111122223333:role/" + strings.Repeat("a", maxRoleARN),
 	} {
 		if got, err := ParseRole(arn); err == nil {

@@ -111,10 +111,8 @@ func parseToken(raw json.RawMessage) (Token, error) {
 		return Token{}, errors.New("is too long")
 	}
 	// The token goes into a header or a form. RFC 7519 uses base64url and dots; RFC 6750 allows a few more characters.
-	for _, c := range []byte(t.Value) {
-		if (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') && !strings.ContainsRune("-._~+/=", rune(c)) {
-			return Token{}, errors.New("contains a character that tokens cannot have")
-		}
+	if !made(t.Value, "-._~+/=") {
+		return Token{}, errors.New("contains a character that tokens cannot have")
 	}
 	if value, ok := fields["expirationTimestamp"]; ok {
 		var at string

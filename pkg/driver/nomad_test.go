@@ -71,9 +71,9 @@ func TestNomad_Volumes(t *testing.T) {
 		t.Errorf("volume.hcl: %+v, %v", p, err)
 	}
 	static := nomadFile(t, "static-volume.hcl")
-	id, _, err := volume.ParseContext(settings(static)["external_id"], settings(between(t, static, "context {", "}")))
-	if err != nil || id.Bucket == "" {
-		t.Errorf("static-volume.hcl: %v, %v", id, err)
+	read, err := volume.Read(volume.Given{Handle: settings(static)["external_id"], Context: settings(between(t, static, "context {", "}"))})
+	if err != nil || read.ID.Bucket == "" {
+		t.Errorf("static-volume.hcl: %v, %v", read.ID, err)
 	}
 	plugin := settings(between(t, nomadFile(t, "plugin.nomad.hcl"), "csi_plugin {", "}"))["id"]
 	for name, file := range map[string]string{"volume.hcl": created, "static-volume.hcl": static} {

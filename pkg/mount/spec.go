@@ -136,6 +136,12 @@ type Request struct {
 	Ignored        []string           // settings for another driver that are ignored here, for the log
 }
 
+// RecordPlace is where a volume's record is: an object, or the tags of its bucket. The zero value is none.
+type RecordPlace struct {
+	Key  string
+	Tags bool
+}
+
 // Stats is the usage of a volume, as its file system reports it. S3 is unbounded, so the client reports fictitious totals.
 type Stats struct {
 	TotalBytes, UsedBytes, AvailableBytes int64

@@ -117,7 +117,7 @@ func newWorld(t *rapid.T) *world {
 		w.must(os.MkdirAll(filepath.Dir(w.targets[i].path), 0o755))
 	}
 	w.must(os.MkdirAll(filepath.Join(dir, "bin"), 0o755))
-	for _, cl := range (client.Registry{Source: client.Set{}}).Clients().All() {
+	for _, cl := range (client.Set{}).All() {
 		for _, name := range cl.Programs {
 			w.must(os.WriteFile(filepath.Join(dir, "bin", name), nil, 0o755))
 		}
@@ -568,7 +568,7 @@ func (s *services) Backend(name string) (backend.Backend, error) {
 }
 
 // With is for measuring usage, which no volume of the model asks for.
-func (*services) With(context.Context, backend.Backend, credentials.Keys, backend.BucketInfo, func(context.Context, *s3.Client) error) (backend.BucketInfo,
+func (*services) With(context.Context, backend.Backend, backend.Access, func(context.Context, *s3.Client) error) (backend.BucketInfo,
 	error) {
 	return backend.BucketInfo{}, errors.ErrUnsupported
 }

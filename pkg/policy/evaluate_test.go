@@ -67,9 +67,7 @@ func newEvaluator(t testing.TB, policy string, escapes bool) evaluator {
 				s.notResource = texts(t, value)
 			case "Condition":
 				var c map[string]map[string]json.RawMessage
-				if err := json.Unmarshal(value, &c); err != nil {
-					t.Fatal(err)
-				}
+				must(t, json.Unmarshal(value, &c))
 				s.conditions = map[string]map[string][]string{}
 				for op, keys := range c {
 					s.conditions[op] = map[string][]string{}
@@ -284,8 +282,9 @@ func (c calls) never() map[string][]asked {
 		"AssumeRole":                 {{"sts:AssumeRole", "arn:aws:iam::123456789012:role/x", nil}},
 		"CreateAccessKey":            {{"iam:CreateAccessKey", "*", nil}},
 		"KMS itself":                 {{"kms:Decrypt", "arn:aws:kms:eu-west-1:123456789012:key/k", nil}},
-		"another KMS action":         {{"kms:ScheduleKeyDeletion", "arn:aws:kms:eu-west-1:123456789012:key/k", map[string]string{"kms:ViaService": "s3.eu-west-1.amazonaws.com"}}},
-		"a directory bucket":         {{"s3express:CreateSession", "arn:aws:s3express:eu-west-1:123456789012:bucket/b--x--x-s3", nil}},
+		"another KMS action": {{"kms:ScheduleKeyDeletion", "arn:aws:kms:eu-west-1:123456789012:key/k",
+			map[string]string{"kms:ViaService": "s3.eu-west-1.amazonaws.com"}}},
+		"a directory bucket": {{"s3express:CreateSession", "arn:aws:s3express:eu-west-1:123456789012:bucket/b--x--x-s3", nil}},
 	}
 	for _, action := range []string{"PutBucketPolicy", "GetBucketPolicy", "DeleteBucketPolicy", "PutBucketAcl", "GetBucketAcl", "PutBucketVersioning",
 		"PutLifecycleConfiguration", "PutReplicationConfiguration", "PutBucketPublicAccessBlock", "PutBucketNotification", "PutBucketCORS", "GetBucketLocation"} {

@@ -27,12 +27,13 @@ func TestSessionPoliciesAreExactlyThese(t *testing.T) {
 			`{"Effect":"Allow","Action":["s3:GetObject","s3:PutObject","s3:AbortMultipartUpload","s3:DeleteObject"],"Resource":"arn:aws:s3:::data/vol-1/*"}`,
 			`{"Effect":"Deny","Action":"s3:*","NotResource":["arn:aws:s3:::data","arn:aws:s3:::data/vol-1/*"]}`,
 			`{"Effect":"Deny","Action":"s3:ListBucket","Resource":"*","Condition":{"StringNotLike":{"s3:prefix":"vol-1/*"}}}`)},
-		{"a prefix, only to be read, in China", Scope{Partition: "aws-cn", Bucket: "data", Prefix: "a/b/", ReadOnly: true, AWS: true, Needs: Needs{Delete: true}}, one(
-			`{"Effect":"Allow","Action":"s3:ListBucket","Resource":"arn:aws-cn:s3:::data","Condition":{"StringLike":{"s3:prefix":"a/b/*"}}}`,
-			`{"Effect":"Allow","Action":"s3:GetObject","Resource":"arn:aws-cn:s3:::data/a/b/*"}`,
-			`{"Effect":"Deny","NotAction":["s3:ListBucket","s3:GetObject"],"Resource":"*"}`,
-			`{"Effect":"Deny","Action":"s3:*","NotResource":["arn:aws-cn:s3:::data","arn:aws-cn:s3:::data/a/b/*"]}`,
-			`{"Effect":"Deny","Action":"s3:ListBucket","Resource":"*","Condition":{"StringNotLike":{"s3:prefix":"a/b/*"}}}`)},
+		{"a prefix, only to be read, in China", Scope{Partition: "aws-cn", Bucket: "data", Prefix: "a/b/", ReadOnly: true, AWS: true, Needs: Needs{Delete: true}},
+			one(
+				`{"Effect":"Allow","Action":"s3:ListBucket","Resource":"arn:aws-cn:s3:::data","Condition":{"StringLike":{"s3:prefix":"a/b/*"}}}`,
+				`{"Effect":"Allow","Action":"s3:GetObject","Resource":"arn:aws-cn:s3:::data/a/b/*"}`,
+				`{"Effect":"Deny","NotAction":["s3:ListBucket","s3:GetObject"],"Resource":"*"}`,
+				`{"Effect":"Deny","Action":"s3:*","NotResource":["arn:aws-cn:s3:::data","arn:aws-cn:s3:::data/a/b/*"]}`,
+				`{"Effect":"Deny","Action":"s3:ListBucket","Resource":"*","Condition":{"StringNotLike":{"s3:prefix":"a/b/*"}}}`)},
 		{"a whole bucket", Scope{Bucket: "data"}, one(
 			`{"Effect":"Allow","Action":"s3:ListBucket","Resource":"arn:aws:s3:::data"}`,
 			`{"Effect":"Allow","Action":["s3:GetObject","s3:PutObject","s3:AbortMultipartUpload"],"Resource":"arn:aws:s3:::data/*"}`,
@@ -42,7 +43,8 @@ func TestSessionPoliciesAreExactlyThese(t *testing.T) {
 		{"with KMS", Scope{Partition: "aws-us-gov", Bucket: "data", Prefix: "p/", AWS: true, KMS: true}, one(
 			`{"Effect":"Allow","Action":"s3:ListBucket","Resource":"arn:aws-us-gov:s3:::data","Condition":{"StringLike":{"s3:prefix":"p/*"}}}`,
 			`{"Effect":"Allow","Action":["s3:GetObject","s3:PutObject","s3:AbortMultipartUpload"],"Resource":"arn:aws-us-gov:s3:::data/p/*"}`,
-			`{"Effect":"Allow","Action":["kms:Decrypt","kms:GenerateDataKey"],"Resource":"*","Condition":{"StringLike":{"kms:EncryptionContext:aws:s3:arn":["arn:aws-us-gov:s3:::data","arn:aws-us-gov:s3:::data/*"],"kms:ViaService":"s3.*"}}}`,
+			`{"Effect":"Allow","Action":["kms:Decrypt","kms:GenerateDataKey"],"Resource":"*",`+
+				`"Condition":{"StringLike":{"kms:EncryptionContext:aws:s3:arn":["arn:aws-us-gov:s3:::data","arn:aws-us-gov:s3:::data/*"],"kms:ViaService":"s3.*"}}}`,
 			`{"Effect":"Deny","NotAction":["s3:ListBucket","s3:GetObject","s3:PutObject","s3:AbortMultipartUpload","kms:Decrypt","kms:GenerateDataKey"],"Resource":"*"}`,
 			`{"Effect":"Deny","Action":"s3:*","NotResource":["arn:aws-us-gov:s3:::data","arn:aws-us-gov:s3:::data/p/*"]}`,
 			`{"Effect":"Deny","Action":"s3:ListBucket","Resource":"*","Condition":{"StringNotLike":{"s3:prefix":"p/*"}}}`,
@@ -53,7 +55,8 @@ func TestSessionPoliciesAreExactlyThese(t *testing.T) {
 			`{"Effect":"Deny","Action":"s3:*","NotResource":["arn:aws:s3:::data","arn:aws:s3:::data/p/*"]}`,
 			`{"Effect":"Deny","Action":"s3:ListBucket","Resource":"*","Condition":{"StringNotLike":{"s3:prefix":"p/*"}}}`)},
 		{"wildcards that are meant, and characters of other scripts", Scope{Bucket: "data", Prefix: `a*?$"\é😀&/`, ReadOnly: true, AWS: true}, one(
-			`{"Effect":"Allow","Action":"s3:ListBucket","Resource":"arn:aws:s3:::data","Condition":{"StringLike":{"s3:prefix":"a${*}${?}${$}\"\\\u00e9\ud83d\ude00&/*"}}}`,
+			`{"Effect":"Allow","Action":"s3:ListBucket",`+
+				`"Resource":"arn:aws:s3:::data","Condition":{"StringLike":{"s3:prefix":"a${*}${?}${$}\"\\\u00e9\ud83d\ude00&/*"}}}`,
 			`{"Effect":"Allow","Action":"s3:GetObject","Resource":"arn:aws:s3:::data/a${*}${?}${$}\"\\\u00e9\ud83d\ude00&/*"}`,
 			`{"Effect":"Deny","NotAction":["s3:ListBucket","s3:GetObject"],"Resource":"*"}`,
 			`{"Effect":"Deny","Action":"s3:*","NotResource":["arn:aws:s3:::data","arn:aws:s3:::data/a${*}${?}${$}\"\\\u00e9\ud83d\ude00&/*"]}`,
@@ -70,7 +73,8 @@ func TestSessionPoliciesAreExactlyThese(t *testing.T) {
 			`{"Effect":"Deny","NotAction":"s3express:CreateSession","Resource":"*"}`,
 			`{"Effect":"Deny","Action":"s3express:*","NotResource":"arn:aws:s3express:*:*:bucket/`+express+`"}`)},
 		{"a directory bucket, only to be read", Scope{Bucket: express, AWS: true, ReadOnly: true}, one(
-			`{"Effect":"Allow","Action":"s3express:CreateSession","Resource":"arn:aws:s3express:*:*:bucket/`+express+`","Condition":{"StringEquals":{"s3express:SessionMode":"ReadOnly"}}}`,
+			`{"Effect":"Allow","Action":"s3express:CreateSession",`+
+				`"Resource":"arn:aws:s3express:*:*:bucket/`+express+`","Condition":{"StringEquals":{"s3express:SessionMode":"ReadOnly"}}}`,
 			`{"Effect":"Deny","NotAction":"s3express:CreateSession","Resource":"*"}`,
 			`{"Effect":"Deny","Action":"s3express:*","NotResource":"arn:aws:s3express:*:*:bucket/`+express+`"}`,
 			`{"Effect":"Deny","Action":"s3express:CreateSession","Resource":"*","Condition":{"StringNotEquals":{"s3express:SessionMode":"ReadOnly"}}}`)},
@@ -82,9 +86,7 @@ func TestSessionPoliciesAreExactlyThese(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := tc.scope.Session()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if got != tc.want {
 				t.Errorf("got\n%s\nwant\n%s", strings.ReplaceAll(got, `{"Effect"`, "\n"+`{"Effect"`), strings.ReplaceAll(tc.want, `{"Effect"`, "\n"+`{"Effect"`))
 			}
@@ -100,14 +102,16 @@ func TestDeletionPoliciesAreExactlyThese(t *testing.T) {
 		want    string
 	}{
 		{"a prefix with its record and the service's tests", Scope{Bucket: "data", Prefix: "vol-1/"}, []string{".s3-csi/volumes/vol-1", ".s3-csi/probe/"}, one(
-			`{"Effect":"Allow","Action":["s3:ListBucket","s3:ListBucketVersions"],"Resource":"arn:aws:s3:::data","Condition":{"StringLike":{"s3:prefix":["vol-1/*",".s3-csi/probe/*",".s3-csi/volumes/vol-1"]}}}`,
+			`{"Effect":"Allow","Action":["s3:ListBucket","s3:ListBucketVersions"],"Resource":"arn:aws:s3:::data",`+
+				`"Condition":{"StringLike":{"s3:prefix":["vol-1/*",".s3-csi/probe/*",".s3-csi/volumes/vol-1"]}}}`,
 			`{"Effect":"Allow","Action":"s3:ListBucketMultipartUploads","Resource":"arn:aws:s3:::data"}`,
 			`{"Effect":"Allow","Action":["s3:DeleteObject*","s3:AbortMultipartUpload"],"Resource":["arn:aws:s3:::data/vol-1/*","arn:aws:s3:::data/.s3-csi/probe/*"]}`,
 			`{"Effect":"Allow","Action":["s3:GetObject","s3:PutObject"],"Resource":["arn:aws:s3:::data/.s3-csi/probe/*","arn:aws:s3:::data/.s3-csi/volumes/vol-1"]}`,
 			`{"Effect":"Deny","Action":"s3:*","NotResource":["arn:aws:s3:::data","arn:aws:s3:::data/*"]}`,
 			`{"Effect":"Deny","Action":["s3:DeleteObject*","s3:AbortMultipartUpload"],"NotResource":["arn:aws:s3:::data/vol-1/*","arn:aws:s3:::data/.s3-csi/probe/*"]}`,
 			`{"Effect":"Deny","Action":["s3:GetObject","s3:PutObject"],"NotResource":["arn:aws:s3:::data/.s3-csi/probe/*","arn:aws:s3:::data/.s3-csi/volumes/vol-1"]}`,
-			`{"Effect":"Deny","Action":["s3:ListBucket","s3:ListBucketVersions"],"Resource":"*","Condition":{"StringNotLike":{"s3:prefix":["vol-1/*",".s3-csi/probe/*",".s3-csi/volumes/vol-1"]}}}`)},
+			`{"Effect":"Deny","Action":["s3:ListBucket","s3:ListBucketVersions"],"Resource":"*",`+
+				`"Condition":{"StringNotLike":{"s3:prefix":["vol-1/*",".s3-csi/probe/*",".s3-csi/volumes/vol-1"]}}}`)},
 		{"a whole bucket", Scope{Bucket: "data"}, nil, one(
 			`{"Effect":"Allow","Action":["s3:ListBucket","s3:ListBucketVersions"],"Resource":"arn:aws:s3:::data"}`,
 			`{"Effect":"Allow","Action":["s3:ListBucketMultipartUploads","s3:GetBucketTagging","s3:PutBucketTagging","s3:DeleteBucket"],"Resource":"arn:aws:s3:::data"}`,
@@ -116,9 +120,7 @@ func TestDeletionPoliciesAreExactlyThese(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := tc.scope.Deletion(tc.records)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if got != tc.want {
 				t.Errorf("got\n%s\nwant\n%s", strings.ReplaceAll(got, `{"Effect"`, "\n"+`{"Effect"`), strings.ReplaceAll(tc.want, `{"Effect"`, "\n"+`{"Effect"`))
 			}
@@ -154,9 +156,7 @@ func TestUsagePoliciesAreExactlyThese(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := tc.scope.Usage(tc.record, tc.tags)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if got != tc.want {
 				t.Errorf("got\n%s\nwant\n%s", strings.ReplaceAll(got, `{"Effect"`, "\n"+`{"Effect"`), strings.ReplaceAll(tc.want, `{"Effect"`, "\n"+`{"Effect"`))
 			}

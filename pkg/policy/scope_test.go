@@ -70,9 +70,7 @@ func TestAMountReachesItsPrefixAndNothingElse(t *testing.T) {
 				s.AWS = s.AWS || bucket == accessPoint || strings.Contains(prefix, "*")
 				t.Run(fmt.Sprintf("%+v", s), func(t *testing.T) {
 					policy, err := s.Session()
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					e, c, other := newEvaluator(t, policy, s.AWS), calls{bucket: "data"}, calls{bucket: "data2"}
 					if bucket == accessPoint {
 						c.accessPoint = accessPoint
@@ -85,7 +83,8 @@ func TestAMountReachesItsPrefixAndNothingElse(t *testing.T) {
 						reach(t, e, s, c, suffix)
 					}
 					stem := strings.TrimSuffix(prefix, "/")
-					for _, key := range []string{"", "x", stem, stem + "0/file", stem + "0/", stem + "@2/file", "x" + prefix + "file", "x/" + prefix + "file", ".s3-csi/volumes/vol-1",
+					for _, key := range []string{"", "x", stem, stem + "0/file", stem + "0/", stem + "@2/file", "x" + prefix + "file", "x/" + prefix + "file",
+						".s3-csi/volumes/vol-1",
 						strings.ToUpper(prefix) + "file", strings.ReplaceAll(prefix, "*", "xx") + "?", "*", "?", prefix[:1]} {
 						if !strings.HasPrefix(key, prefix) {
 							closed(t, e, c, key)
@@ -112,9 +111,7 @@ func TestAMountOfAWholeBucketReachesAllButTheRecords(t *testing.T) {
 			t.Run(fmt.Sprint(bucket, readOnly), func(t *testing.T) {
 				s := Scope{Bucket: bucket, AWS: bucket == accessPoint, ReadOnly: readOnly, Needs: Needs{Delete: true}}
 				policy, err := s.Session()
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				e, c, other := newEvaluator(t, policy, s.AWS), calls{bucket: "data"}, calls{bucket: "data2"}
 				if s.AWS {
 					c.accessPoint = accessPoint
@@ -172,17 +169,19 @@ func TestKeysAreUsedThroughS3ForTheBucketAlone(t *testing.T) {
 		{"by another service", s, kms("Decrypt", "ec2.eu-west-1.amazonaws.com", "arn:aws:s3:::data/p/x"), denied},
 		{"by itself", s, kms("Decrypt", "", "arn:aws:s3:::data/p/x"), denied},
 		{"another action", s, kms("CreateGrant", via, "arn:aws:s3:::data/p/x"), denied},
-		{"writing on a read-only mount", Scope{Bucket: "data", Prefix: "p/", AWS: true, KMS: true, ReadOnly: true}, kms("GenerateDataKey", via, "arn:aws:s3:::data/p/x"), denied},
-		{"reading on a read-only mount", Scope{Bucket: "data", Prefix: "p/", AWS: true, KMS: true, ReadOnly: true}, kms("Decrypt", via, "arn:aws:s3:::data/p/x"), allowed},
+		{"writing on a read-only mount", Scope{Bucket: "data", Prefix: "p/", AWS: true, KMS: true, ReadOnly: true},
+			kms("GenerateDataKey", via, "arn:aws:s3:::data/p/x"), denied},
+		{"reading on a read-only mount", Scope{Bucket: "data", Prefix: "p/", AWS: true, KMS: true, ReadOnly: true}, kms("Decrypt", via, "arn:aws:s3:::data/p/x"),
+			allowed},
 		{"where it is not asked for", Scope{Bucket: "data", Prefix: "p/", AWS: true}, kms("Decrypt", via, "arn:aws:s3:::data/p/x"), denied},
-		{"a directory bucket", Scope{Bucket: express, AWS: true, KMS: true}, kms("GenerateDataKey", "s3express.us-east-1.amazonaws.com", "arn:aws:s3express:us-east-1:123456789012:bucket/"+express), allowed},
-		{"a directory bucket's key by S3", Scope{Bucket: express, AWS: true, KMS: true}, kms("Decrypt", via, "arn:aws:s3express:us-east-1:123456789012:bucket/"+express), denied},
+		{"a directory bucket", Scope{Bucket: express, AWS: true, KMS: true}, kms("GenerateDataKey", "s3express.us-east-1.amazonaws.com",
+			"arn:aws:s3express:us-east-1:123456789012:bucket/"+express), allowed},
+		{"a directory bucket's key by S3", Scope{Bucket: express, AWS: true, KMS: true}, kms("Decrypt", via,
+			"arn:aws:s3express:us-east-1:123456789012:bucket/"+express), denied},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			policy, err := tc.scope.Session()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			expect(t, newEvaluator(t, policy, true), tc.want, policy, tc.question)
 		})
 	}
@@ -198,9 +197,7 @@ func TestADirectoryBucketsSessions(t *testing.T) {
 	}
 	for readOnly, writing := range map[bool]verdict{false: allowed, true: denied} {
 		policy, err := Scope{Bucket: express, AWS: true, ReadOnly: readOnly}.Session()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		e := newEvaluator(t, policy, true)
 		expect(t, e, allowed, "a session for reading", create(express, "ReadOnly"))
 		expect(t, e, writing, "a session for writing", create(express, "ReadWrite"))
@@ -224,9 +221,7 @@ func TestADeletionReachesItsVolumeAndItsRecords(t *testing.T) {
 			records = records[:1] // or it is too long
 		}
 		policy, err := s.Deletion(records)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		e, c := newEvaluator(t, policy, s.AWS), calls{bucket: "data"}
 		if s.AWS {
 			c.accessPoint = accessPoint
@@ -236,7 +231,8 @@ func TestADeletionReachesItsVolumeAndItsRecords(t *testing.T) {
 			own = denied // AWS does not look at conditions for that
 		}
 		for _, action := range []string{"s3:ListBucket", "s3:ListBucketVersions"} {
-			for prefix, want := range map[string]verdict{"vol-1/": allowed, "vol-1/x": allowed, record: own, "vol-1": denied, "": denied, "vol-10/": denied, ".s3-csi/": denied, ".s3-csi/volumes/vol-10": denied} {
+			for prefix, want := range map[string]verdict{"vol-1/": allowed, "vol-1/x": allowed, record: own, "vol-1": denied, "": denied, "vol-10/": denied,
+				".s3-csi/": denied, ".s3-csi/volumes/vol-10": denied} {
 				expect(t, e, want, fmt.Sprintf("%s of %q", action, prefix), c.list(action, prefix)...)
 			}
 		}
@@ -266,9 +262,7 @@ func TestADeletionReachesItsVolumeAndItsRecords(t *testing.T) {
 		closed(t, e, calls{bucket: "data2", accessPoint: ""}, "vol-1/x")
 	}
 	policy, err := Scope{Bucket: "data"}.Deletion(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	e, c, other := newEvaluator(t, policy, false), calls{bucket: "data"}, calls{bucket: "data2"}
 	for _, action := range []string{"ListBucket", "ListBucketVersions", "ListBucketMultipartUploads", "GetBucketTagging", "PutBucketTagging", "DeleteBucket"} {
 		expect(t, e, allowed, action, c.onBucket("s3:"+action)...)
@@ -284,14 +278,13 @@ func TestUsageReachesNamesAndTheRecordAlone(t *testing.T) {
 	for _, bucket := range []string{"data", accessPoint} {
 		s := Scope{Bucket: bucket, Prefix: "vol-1/", AWS: bucket == accessPoint}
 		policy, err := s.Usage(record, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		e, c := newEvaluator(t, policy, s.AWS), calls{bucket: "data"}
 		if s.AWS {
 			c.accessPoint = accessPoint
 		}
-		for prefix, want := range map[string]verdict{"vol-1/": allowed, "vol-1/x": allowed, "vol-1": denied, "": denied, "vol-10/": denied, ".s3-csi/": denied, record: denied} {
+		for prefix, want := range map[string]verdict{"vol-1/": allowed, "vol-1/x": allowed, "vol-1": denied, "": denied, "vol-10/": denied, ".s3-csi/": denied,
+			record: denied} {
 			expect(t, e, want, fmt.Sprintf("a listing of %q", prefix), c.list("s3:ListBucket", prefix)...)
 		}
 		expect(t, e, allowed, "the record", c.object("s3:GetObject", record)...)
@@ -412,4 +405,11 @@ func FuzzDeletion(f *testing.F) {
 			expect(t, e, denied, "a listing without a prefix", c.onBucket("s3:ListBucketVersions")...)
 		}
 	})
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -31,8 +31,9 @@ func (s Scope) partition() string {
 const (
 	partitionName    volume.Pattern = `^aws(-[a-z]{1,8}){0,3}$`
 	accessPointARN   volume.Pattern = `^arn:(aws[a-z-]*):s3:([a-z0-9-]{1,32}):([0-9]{12}):accesspoint[/:]([a-z0-9]([a-z0-9-]{1,48}[a-z0-9]))$`
-	directoryBuckets                = "policies of directory buckets do not support prefixes: use the whole bucket as the volume, a bucket of another kind, or scope: off"
-	scopeOff                        = "use scope: off for the volume, if its backend allows it"
+	directoryBuckets                = "policies of directory buckets do not support prefixes: use the whole bucket as the volume, a bucket of another kind, or " +
+		"scope: off"
+	scopeOff = "use scope: off for the volume, if its backend allows it"
 )
 
 // target returns the name of the scope's bucket in policies. The error is a Precondition.
@@ -46,7 +47,8 @@ func (s Scope) target() (target, error) {
 		case !s.AWS:
 			return target{}, s.refusal("is given by an ARN, which only AWS supports", "use the bucket's name")
 		case part == nil:
-			return target{}, s.refusal("has an ARN that is not an access point's (arn:<partition>:s3:<region>:<account>:accesspoint/<name>)", "use the bucket's name or an access point's ARN")
+			return target{}, s.refusal("has an ARN that is not an access point's (arn:<partition>:s3:<region>:<account>:accesspoint/<name>)",
+				"use the bucket's name or an access point's ARN")
 		case part[1] != s.partition():
 			return target{}, s.refusal("has an access point in another partition than "+s.partition(), "use an access point of the backend's partition")
 		}
@@ -114,7 +116,8 @@ func (t target) guards() []statement {
 	if t.accessPoint == "" {
 		return nil
 	}
-	return []statement{{Effect: deny, Action: oneOrMany{"s3:*"}, Resource: oneOrMany{t.everyBucket()}, Condition: when("StringNotEquals", "s3:DataAccessPointArn", t.accessPoint)}}
+	return []statement{{Effect: deny, Action: oneOrMany{"s3:*"}, Resource: oneOrMany{t.everyBucket()},
+		Condition: when("StringNotEquals", "s3:DataAccessPointArn", t.accessPoint)}}
 }
 
 // directorySession is a mount's policy for a directory bucket, which has one action for everything: creating a session of its own
@@ -139,10 +142,12 @@ func (t target) directorySession(readOnly, kms bool) []statement {
 		statement{Effect: deny, NotAction: allowed, Resource: oneOrMany{"*"}},
 		statement{Effect: deny, Action: oneOrMany{"s3express:*"}, NotResource: oneOrMany{t.directory}})
 	if readOnly {
-		all = append(all, statement{Effect: deny, Action: oneOrMany{create}, Resource: oneOrMany{"*"}, Condition: when("StringNotEquals", "s3express:SessionMode", "ReadOnly")})
+		all = append(all, statement{Effect: deny, Action: oneOrMany{create}, Resource: oneOrMany{"*"},
+			Condition: when("StringNotEquals", "s3express:SessionMode", "ReadOnly")})
 	}
 	if kms {
-		all = append(all, statement{Effect: deny, Action: oneOrMany{"kms:*"}, Resource: oneOrMany{"*"}, Condition: when("StringNotLike", "kms:ViaService", throughExpress)})
+		all = append(all, statement{Effect: deny, Action: oneOrMany{"kms:*"}, Resource: oneOrMany{"*"},
+			Condition: when("StringNotLike", "kms:ViaService", throughExpress)})
 	}
 	return all
 }

@@ -41,7 +41,8 @@ func (f *filler) fill(m protoreflect.Message, depth int) {
 				entries.Set(protoreflect.ValueOfString(key).MapKey(), protoreflect.ValueOfString(value))
 			}
 			put("bucketName", f.text(secret))
-			for _, key := range []string{"csi.storage.k8s.io/serviceAccount.tokens", "secretAccessKey", "session-token", "Password", "AWS_SECRET_ACCESS_KEY", "accessKeyID"} {
+			for _, key := range []string{"csi.storage.k8s.io/serviceAccount.tokens", "secretAccessKey", "session-token", "Password", "AWS_SECRET_ACCESS_KEY",
+				"accessKeyID"} {
 				put(key, f.text(true))
 			}
 		case field.IsList() && field.Kind() == protoreflect.StringKind:
@@ -102,7 +103,8 @@ func TestNoMessageOfAnyServiceShowsASecret(t *testing.T) {
 				t.Errorf("%s shows a secret: …%.60s", name, shown[max(0, at-40):])
 			}
 			for n := range f.n {
-				if text := fmt.Sprintf("visible-%d\"", n+1); strings.Contains(fmt.Sprint(msg.Interface()), text) && !strings.Contains(strings.ReplaceAll(shown, `\"`, `"`), text) {
+				if text := fmt.Sprintf("visible-%d\"", n+1); strings.Contains(fmt.Sprint(msg.Interface()), text) &&
+					!strings.Contains(strings.ReplaceAll(shown, `\"`, `"`), text) {
 					t.Errorf("%s hides %s, which is no secret", name, text)
 				}
 			}

@@ -43,33 +43,38 @@ func TestWithoutARoleTheAgentsSessionIsTheAnswer(t *testing.T) {
 	agent := serveSTS(t, agentSays)
 	o := credentials.Order{Kind: credentials.PodIdentity, Token: token, AgentURI: agent.url}
 	keys, err := maker(t).Make(bounded(t), o)
-	if err != nil || keys.AccessKeyID != "ASIAAGENT" || keys.SecretAccessKey != "agent-secret" || keys.SessionToken != "agent-session-token" || keys.Account != "111122223333" ||
+	if err != nil || keys.AccessKeyID != "ASIAAGENT" || keys.SecretAccessKey != "agent-secret" || keys.SessionToken != "agent-session-token" ||
+		keys.Account != "111122223333" ||
 		time.Until(keys.Expires) < 5*time.Hour {
 		t.Errorf("got %+v, %v", keys, err)
 	}
 }
 
 func TestTheAgentsTokenStaysOnTheNode(t *testing.T) {
-	for _, uri := range []string{"", "http://10.0.0.1/", "http://example.com/", "http://localhost/", "http://user@127.0.0.1/", "http://[fe80::1%25eth0]/", "ftp://127.0.0.1/"} {
+	for _, uri := range []string{"", "http://10.0.0.1/", "http://example.com/", "http://localhost/", "http://user@127.0.0.1/", "http://[fe80::1%25eth0]/",
+		"ftp://127.0.0.1/"} {
 		if _, err := maker(t).Make(bounded(t), credentials.Order{Kind: credentials.PodIdentity, Token: token, AgentURI: uri}); !fault.Is(err, fault.Precondition) {
 			t.Errorf("%q: %v", uri, err)
 		}
 	}
 	other := serveSTS(t, agentSays)
 	agent := serveSTS(t, func(w http.ResponseWriter, r asked, _ int) { http.Redirect(w, r.Request, other.url, http.StatusFound) })
-	if _, err := maker(t).Make(bounded(t), credentials.Order{Kind: credentials.PodIdentity, Token: token, AgentURI: agent.url}); err == nil || len(other.requests()) != 0 {
+	if _, err := maker(t).Make(bounded(t), credentials.Order{Kind: credentials.PodIdentity, Token: token, AgentURI: agent.url}); err == nil ||
+		len(other.requests()) != 0 {
 		t.Errorf("%v, and another got %d requests", err, len(other.requests()))
 	}
 }
 
 func TestWhatTheAgentSaysHasAKind(t *testing.T) {
-	for status, want := range map[int]fault.Kind{400: fault.Denied, 401: fault.Unauthenticated, 403: fault.Denied, 404: fault.Denied, 429: fault.Busy, 500: fault.Unavailable, 405: fault.Precondition} {
+	for status, want := range map[int]fault.Kind{400: fault.Denied, 401: fault.Unauthenticated, 403: fault.Denied, 404: fault.Denied, 429: fault.Busy,
+		500: fault.Unavailable, 405: fault.Precondition} {
 		agent := serveSTS(t, func(w http.ResponseWriter, _ asked, _ int) {
 			w.WriteHeader(status)
 			_, _ = io.WriteString(w, "not you, "+token)
 		})
 		_, err := maker(t).Make(bounded(t), credentials.Order{Kind: credentials.PodIdentity, Token: token, AgentURI: agent.url, Backend: "backend x"})
-		if fault.KindOf(err) != want || !strings.Contains(err.Error(), "not you") || !strings.Contains(err.Error(), "backend x") || strings.Contains(err.Error(), "canary") {
+		if fault.KindOf(err) != want || !strings.Contains(err.Error(), "not you") || !strings.Contains(err.Error(), "backend x") ||
+			strings.Contains(err.Error(), "canary") {
 			t.Errorf("%d: %v of kind %d, want %d", status, err, fault.KindOf(err), want)
 		}
 		if n := len(agent.requests()); (n > 1) != (want == fault.Busy || want == fault.Unavailable) {
@@ -78,7 +83,8 @@ func TestWhatTheAgentSaysHasAKind(t *testing.T) {
 	}
 	for _, body := range []string{"", "{}", "<html>", `{"AccessKeyId":"a","SecretAccessKey":"b","Token":"c","Expiration":"2020-01-01T00:00:00Z"}`} {
 		agent := serveSTS(t, func(w http.ResponseWriter, _ asked, _ int) { _, _ = io.WriteString(w, body) })
-		if keys, err := maker(t).Make(bounded(t), credentials.Order{Kind: credentials.PodIdentity, Token: token, AgentURI: agent.url}); !fault.Is(err, fault.Unavailable) || !keys.IsZero() {
+		if keys, err := maker(t).Make(bounded(t), credentials.Order{Kind: credentials.PodIdentity, Token: token, AgentURI: agent.url}); !fault.Is(err,
+			fault.Unavailable) || !keys.IsZero() {
 			t.Errorf("%q: %v, %v", body, keys, err)
 		}
 	}

@@ -17,9 +17,7 @@ func TestTheDocumentedExamplesAreTaken(t *testing.T) {
 	var doc []byte
 	for _, page := range []string{"credentials-setup", "minio"} {
 		text, err := os.ReadFile("../../docs/how-to/" + page + ".md")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		doc = append(doc, text...)
 	}
 	configs := 0
@@ -51,12 +49,8 @@ func onlyBackends(t *testing.T, values string) []byte {
 	var v struct {
 		Backends map[string]any `json:"backends"`
 	}
-	if err := yaml.Unmarshal([]byte(values), &v); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal([]byte(values), &v))
 	text, err := yaml.Marshal(map[string]any{"backends": v.Backends})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return text
 }

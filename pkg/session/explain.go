@@ -10,9 +10,6 @@ import (
 	"strconv"
 	"strings"
 
-	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
-	"github.com/aws/smithy-go"
-
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -36,15 +33,15 @@ func unusable(o credentials.Order, why string) error {
 
 // explain classifies the error of an order's request. The SDK's error is not in the chain of the result, because it may hold
 // secrets that the service echoed.
-func (a *stsCall) explain(ctx context.Context, o credentials.Order, err error) error {
+func (c *stsCall) explain(ctx context.Context, o credentials.Order, err error) error {
 	if f := (*fault.Error)(nil); errors.As(err, &f) {
 		return err
 	}
 	// If ctx ended between two attempts, the service's last response is the better reason.
-	if ctx.Err() != nil && backend.ErrorCode(err) == "" && a.last != nil {
-		err = a.last
+	if ctx.Err() != nil && backend.ErrorCode(err) == "" && c.last != nil {
+		err = c.last
 	}
-	said, ok := answered(err)
+	a, ok := backend.Answered(err)
 	if !ok {
 		kind := fault.KindOf(backend.Classify(err, ""))
 		if kind == fault.Unknown || ctx.Err() != nil && kind == fault.Timeout {
@@ -52,53 +49,32 @@ func (a *stsCall) explain(ctx context.Context, o credentials.Order, err error) e
 		}
 		return fault.See(credentials.Page, fault.Errorf(kind, "%s", scrub(o, backend.Classify(err, subject(o)).Error())))
 	}
-	kind, advice := said.meaning(o)
-	return fault.See(credentials.Page, fault.Errorf(kind, "%s: %s: %s", subject(o), said.text(o), advice))
-}
-
-// answer is a token service's error response.
-type answer struct {
-	code, message string
-	status        int
-	request       string
-	err           error
-}
-
-func answered(err error) (answer, bool) {
-	a := answer{err: err, code: backend.ErrorCode(err)}
-	if api, ok := errors.AsType[smithy.APIError](err); ok {
-		if a.message = api.ErrorMessage(); api.ErrorCode() != a.code {
-			a.message = api.ErrorCode() + " " + a.message
-		}
-	}
-	if r, ok := errors.AsType[*awshttp.ResponseError](err); ok {
-		a.status, a.request = r.HTTPStatusCode(), r.ServiceRequestID()
-	}
-	return a, a.code != "" || a.status >= 300
+	kind, advice := meaning(o, a, err)
+	return fault.See(credentials.Page, fault.Errorf(kind, "%s: %s: %s", subject(o), text(o, a), advice))
 }
 
 // text returns the response without the secrets that it may echo.
-func (a answer) text(o credentials.Order) string {
+func text(o credentials.Order, a backend.Answer) string {
 	s := "the token service returned"
-	if a.status != 0 {
-		s += fmt.Sprintf(" %d", a.status)
+	if a.Status != 0 {
+		s += fmt.Sprintf(" %d", a.Status)
 	}
-	if a.code != "" {
-		s += " " + backend.Clip(scrub(o, a.code), 80)
+	if a.Code != "" {
+		s += " " + backend.Clip(scrub(o, a.Code), 80)
 	}
-	if a.message != "" && a.message != a.code {
-		s += fmt.Sprintf(" %q", backend.Clip(scrub(o, a.message), 400))
+	if a.Message != "" && a.Message != a.Code {
+		s += fmt.Sprintf(" %q", backend.Clip(scrub(o, a.Message), 400))
 	}
-	if a.request != "" {
-		s += " (request " + backend.Clip(a.request, 80) + ")"
+	if a.Request != "" {
+		s += " (request " + backend.Clip(a.Request, 80) + ")"
 	}
 	return s
 }
 
 // meaning returns the kind of a response and what to do about it. The codes are those of the STS API Reference ("Common Errors"
 // and the errors of each action), and of MinIO.
-func (a answer) meaning(o credentials.Order) (fault.Kind, string) {
-	switch a.code {
+func meaning(o credentials.Order, a backend.Answer, err error) (fault.Kind, string) {
+	switch a.Code {
 	case "AccessDenied", "AccessDeniedException":
 		return fault.Denied, denied(o)
 	case "IDPRejectedClaim":
@@ -127,7 +103,7 @@ func (a answer) meaning(o credentials.Order) (fault.Kind, string) {
 	case "RegionDisabledException":
 		return fault.Precondition, "STS is not active in this region for the account; activate it in the account's settings or set sts.region of the backend"
 	case "ValidationError", "ValidationException", "InvalidParameterValue", "InvalidParameterCombination", "MissingParameter":
-		if o.Kind == credentials.WebIdentity && a.code == "InvalidParameterValue" { // MinIO's response to a token that it rejects
+		if o.Kind == credentials.WebIdentity && a.Code == "InvalidParameterValue" { // MinIO's response to a token that it rejects
 			return fault.Unauthenticated, "check that the service accepts the token's issuer and audience, that the role exists, and that it allows sessionDuration " +
 				"of the volume" + duration(o)
 		}
@@ -139,10 +115,10 @@ func (a answer) meaning(o credentials.Order) (fault.Kind, string) {
 	case "IDPCommunicationError", "STSNotInitialized":
 		return fault.Unavailable, "the service is temporarily unavailable; the driver retries"
 	}
-	switch kind := fault.KindOf(backend.Classify(a.err, "")); {
+	switch kind := fault.KindOf(backend.Classify(err, "")); {
 	case kind == fault.Denied, kind == fault.Unauthenticated, kind == fault.Busy:
 		return kind, denied(o)
-	case kind == fault.Unavailable && a.status != http.StatusNotFound, kind == fault.Timeout, kind == fault.Unknown:
+	case kind == fault.Unavailable && a.Status != http.StatusNotFound, kind == fault.Timeout, kind == fault.Unknown:
 		return fault.Unavailable, "the driver retries"
 	}
 	return fault.Precondition, "check that there is a token service at sts.endpoint of the backend"

@@ -39,16 +39,10 @@ func mode(t *testing.T, order string) (line, complaint string, err error) {
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	r := bufio.NewReader(out)
 	if ready, err := r.ReadString('\n'); ready != "ready\n" {
 		t.Errorf("it said %q, %v before it was given anything", ready, err)
@@ -72,9 +66,7 @@ func mode(t *testing.T, order string) (line, complaint string, err error) {
 func ordered(t *testing.T, o credentials.Order) string {
 	t.Helper()
 	b, err := json.Marshal(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(b) + "\n"
 }
 
@@ -97,7 +89,8 @@ func TestTheModeAnswersOneOrderInOneLine(t *testing.T) {
 }
 
 func TestTheModeRepliesWithKinds(t *testing.T) {
-	for code, want := range map[string]fault.Kind{"AccessDenied": fault.Denied, "InvalidIdentityToken": fault.Unauthenticated, "PackedPolicyTooLarge": fault.Precondition} {
+	for code, want := range map[string]fault.Kind{"AccessDenied": fault.Denied, "InvalidIdentityToken": fault.Unauthenticated,
+		"PackedPolicyTooLarge": fault.Precondition} {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()
 			f := serveSTS(t, func(w http.ResponseWriter, _ asked, _ int) { refuseSTS(w, 400, code, "no to "+token) })

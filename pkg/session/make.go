@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
@@ -114,13 +115,6 @@ func (m *Maker) makeNow(ctx context.Context, s *service, o credentials.Order) (c
 	return m.ask(ctx, s, o)
 }
 
-// Make is Maker.Make for a single session.
-func Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
-	m := NewMaker("")
-	defer m.Close()
-	return m.Make(ctx, o)
-}
-
 // complete refuses an order without the fields that its kind needs.
 func complete(o credentials.Order) error {
 	switch o.Kind {
@@ -152,10 +146,7 @@ func (m *Maker) service(o credentials.Order) (*service, error) {
 	}
 	var roots *x509.CertPool
 	if o.STS.CA != "" {
-		if roots, err = x509.SystemCertPool(); err != nil {
-			roots = x509.NewCertPool()
-		}
-		if !roots.AppendCertsFromPEM([]byte(o.STS.CA)) {
+		if roots = backend.Roots([]byte(o.STS.CA)); roots == nil {
 			return nil, fault.Errorf(fault.Precondition, "%s: caFile of the backend has no PEM certificate", subject(o))
 		}
 	}

@@ -65,13 +65,16 @@ func issue(w http.ResponseWriter, r asked, end time.Time) {
 	if action == "GetFederationToken" {
 		who = `<FederatedUser><Arn>arn:aws:sts::111122223333:federated-user/n</Arn><FederatedUserId>X</FederatedUserId></FederatedUser>`
 	}
-	_, _ = fmt.Fprintf(w, `<%[1]sResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><%[1]sResult><Credentials><AccessKeyId>ASIANEW</AccessKeyId><SecretAccessKey>new-secret</SecretAccessKey>`+
-		`<SessionToken>new-token</SessionToken><Expiration>%[2]s</Expiration></Credentials>%[3]s</%[1]sResult></%[1]sResponse>`, action, end.UTC().Format(time.RFC3339), who)
+	_, _ = fmt.Fprintf(w, `<%[1]sResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><%[1]sResult><Credentials>`+
+		`<AccessKeyId>ASIANEW</AccessKeyId><SecretAccessKey>new-secret</SecretAccessKey>`+
+		`<SessionToken>new-token</SessionToken><Expiration>%[2]s</Expiration></Credentials>%[3]s</%[1]sResult></%[1]sResponse>`,
+		action, end.UTC().Format(time.RFC3339), who)
 }
 
 func refuseSTS(w http.ResponseWriter, status int, code, message string) {
 	w.WriteHeader(status)
-	_, _ = fmt.Fprintf(w, `<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error><Type>Sender</Type><Code>%s</Code><Message>%s</Message></Error><RequestId>REQ1</RequestId></ErrorResponse>`, code, message)
+	_, _ = fmt.Fprintf(w, `<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">`+
+		`<Error><Type>Sender</Type><Code>%s</Code><Message>%s</Message></Error><RequestId>REQ1</RequestId></ErrorResponse>`, code, message)
 }
 
 func issueForAnHour(w http.ResponseWriter, r asked, _ int) { issue(w, r, time.Now().Add(time.Hour)) }
@@ -126,7 +129,8 @@ func TestEachKindAsksForExactlyWhatTheOrderSays(t *testing.T) {
 		{credentials.WebIdentity, func(o *credentials.Order) { o.RoleARN = "" }, "AssumeRoleWithWebIdentity", ""},
 	} {
 		// What the process has in its environment must not count.
-		for name, value := range map[string]string{"AWS_ACCESS_KEY_ID": "AKIAENV", "AWS_SECRET_ACCESS_KEY": "x", "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_REGION": "xx", "AWS_PROFILE": "none"} {
+		for name, value := range map[string]string{"AWS_ACCESS_KEY_ID": "AKIAENV", "AWS_SECRET_ACCESS_KEY": "x", "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+			"AWS_REGION": "xx", "AWS_PROFILE": "none"} {
 			t.Setenv(name, value)
 		}
 		f := serveSTS(t, issueForAnHour)
@@ -164,7 +168,8 @@ func TestEachKindAsksForExactlyWhatTheOrderSays(t *testing.T) {
 			t.Errorf("%v: asked\n%v, want\n%v", o, r.form, want)
 		}
 		authorization := r.Header.Get("Authorization")
-		if c.signed == "" && authorization != "" || !strings.Contains(authorization, c.signed) || c.signed != "" && !strings.Contains(authorization, "/eu-west-9/sts/") {
+		if c.signed == "" && authorization != "" || !strings.Contains(authorization, c.signed) || c.signed != "" &&
+			!strings.Contains(authorization, "/eu-west-9/sts/") {
 			t.Errorf("%v: Authorization %q", o, authorization)
 		}
 		if got := r.Header.Get("X-Amz-Security-Token"); got != o.Keys.SessionToken {
@@ -214,9 +219,7 @@ func TestTheEndOfASessionIsInTheTimeOfThisMachine(t *testing.T) {
 			})
 			before := time.Now()
 			keys, err := maker(t).Make(bounded(t), orderFor(credentials.AssumeRole, f.url))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			// Never later than it is true, and not much earlier.
 			if earliest, latest := before.Add(time.Hour-3*time.Second), time.Now().Add(time.Hour); keys.Expires.Before(earliest) || keys.Expires.After(latest) {
 				t.Errorf("ends at %s, want %s to %s", keys.Expires, earliest, latest)
@@ -347,9 +350,7 @@ func TestATurnThatDoesNotComeIsATimeout(t *testing.T) {
 	}
 	o := orderFor(credentials.AssumeRole, f.url)
 	s, err := m.service(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for len(s.slots) < maxConcurrent {
 		time.Sleep(time.Millisecond)
 	}

@@ -65,9 +65,7 @@ func TestTokensAreReadFromFiles(t *testing.T) {
 		"the longest":          {strings.Repeat("x", maxTokenFile), strings.Repeat("x", maxTokenFile)},
 	} {
 		path := filepath.Join(t.TempDir(), "token")
-		if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(tc.text), 0o600))
 		got, err := ReadToken(path)
 		if got != tc.want || (tc.want == "") != fault.Is(err, fault.Unauthenticated) {
 			t.Errorf("%s: %d bytes, %v", name, len(got), err)

@@ -6,6 +6,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"slices"
@@ -74,33 +75,34 @@ const chained = time.Hour
 // change. Unauthenticated: there are no credentials to make a session from.
 func (p *Planner) Plan(ctx context.Context, r Request) (credentials.Order, error) {
 	o, err := p.plan(ctx, r)
-	return o, fault.SeeElse(credentials.Page, err)
+	if err != nil {
+		return credentials.Order{}, fault.SeeElse(credentials.Page, err)
+	}
+	return o, nil
 }
 
-func (p *Planner) plan(ctx context.Context, r Request) (credentials.Order, error) {
+func (p *Planner) plan(ctx context.Context, r Request) (o credentials.Order, err error) {
 	if r.Ephemeral && r.Source == credentials.SourceDriver {
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "inline volumes cannot use the driver's own credentials; set credentials: workload, or give the volume a secret with nodePublishSecretRef")
+		return o, fault.Errorf(fault.Precondition, "inline volumes cannot use the driver's own credentials; set credentials: workload, or give "+
+			"the volume a secret with nodePublishSecretRef")
 	}
-	scope, err := r.Backend.ScopeOf(r.Scope)
-	if err != nil {
-		return credentials.Order{}, err
+	l := &plan{request: r, planner: p}
+	if l.scope, err = r.Backend.ScopeOf(r.Scope); err != nil {
+		return o, err
 	}
-	role, err := Role(r)
-	if err != nil {
-		return credentials.Order{}, err
+	if l.role, err = Role(r); err != nil {
+		return o, err
 	}
 	if !r.Allowed {
-		if err := r.Backend.Allows(backend.Use{Namespace: r.Pod.Namespace, Bucket: r.Bucket, RoleARN: role, Source: r.Source}); err != nil {
-			return credentials.Order{}, err
+		if err := r.Backend.Allows(backend.Use{Namespace: r.Pod.Namespace, Bucket: r.Bucket, RoleARN: l.role, Source: r.Source}); err != nil {
+			return o, err
 		}
 	}
-	l := &plan{Request: r, planner: p, scope: scope, role: role}
-	if scope == volume.ScopeAuto && r.Policy != nil && cannotScope(r.Backend, r.Bucket) {
+	if l.scope == volume.ScopeAuto && r.Policy != nil && cannotScope(r.Backend, r.Bucket) {
 		if _, err := r.Policy(true, r.Backend.Partition()); err != nil {
 			l.scope = volume.ScopeOff
 		}
 	}
-	var o credentials.Order
 	switch r.Source {
 	case credentials.SourceWorkload:
 		o, err = l.workload()
@@ -111,16 +113,10 @@ func (p *Planner) plan(ctx context.Context, r Request) (credentials.Order, error
 	default:
 		err = fault.Errorf(fault.Invalid, "unknown credential source %q", r.Source)
 	}
-	if err != nil {
-		return credentials.Order{}, err
+	if err != nil || o.Kind == credentials.AsIs {
+		return o, err
 	}
-	if o.Kind == credentials.AsIs {
-		return o, nil
-	}
-	if o, err = l.complete(ctx, o); err != nil {
-		return credentials.Order{}, err
-	}
-	return o, nil
+	return l.complete(ctx, o)
 }
 
 // cannotScope reports whether policies on AWS cannot name prefixes of the bucket, which its name shows.
@@ -158,7 +154,7 @@ func Role(r Request) (string, error) {
 
 // plan is the state of one call of Plan.
 type plan struct {
-	Request
+	request Request
 	planner *Planner
 	scope   string
 	role    string
@@ -168,12 +164,13 @@ type plan struct {
 func (l *plan) driver(ctx context.Context) (credentials.Order, error) {
 	// If the driver's own credentials come from a web identity token, use that token with the policy: assuming the role with
 	// its own session would need a role that trusts itself. The order has the token, because only the driver can read its file.
-	if own, tokenFile := l.planner.webIdentity(); tokenFile != "" && l.scope != volume.ScopeOff && (l.role == "" || l.role == own) && l.Backend.Makes(credentials.WebIdentity) {
+	if own, tokenFile := l.planner.webIdentity(); tokenFile != "" && l.scope != volume.ScopeOff && (l.role == "" || l.role == own) &&
+		l.request.Backend.Makes(credentials.WebIdentity) {
 		token, err := l.planner.readToken(tokenFile)
 		if err != nil {
 			return credentials.Order{}, fault.Errorf(fault.Unauthenticated, "read the driver's own web identity token (AWS_WEB_IDENTITY_TOKEN_FILE): %w", err)
 		}
-		if audience := l.Backend.Audience(); audience != "" && slices.Contains(audiences(token), audience) {
+		if audience := l.request.Backend.Audience(); audience != "" && slices.Contains(audiences(token), audience) {
 			l.role = own
 			return credentials.Order{Kind: credentials.WebIdentity, Token: token}, nil
 		}
@@ -188,13 +185,8 @@ func (l *plan) driver(ctx context.Context) (credentials.Order, error) {
 // webIdentity returns the role and the token file of the driver's process, if the SDK uses them: keys in the environment take
 // precedence.
 func (p *Planner) webIdentity() (role, file string) {
-	id, secret := p.env("AWS_ACCESS_KEY_ID"), p.env("AWS_SECRET_ACCESS_KEY")
-	if id == "" {
-		id = p.env("AWS_ACCESS_KEY")
-	}
-	if secret == "" {
-		secret = p.env("AWS_SECRET_KEY")
-	}
+	id := cmp.Or(p.env("AWS_ACCESS_KEY_ID"), p.env("AWS_ACCESS_KEY"))
+	secret := cmp.Or(p.env("AWS_SECRET_ACCESS_KEY"), p.env("AWS_SECRET_KEY"))
 	role, file = p.env("AWS_ROLE_ARN"), p.env("AWS_WEB_IDENTITY_TOKEN_FILE")
 	if id != "" && secret != "" || role == "" || file == "" {
 		return "", ""
@@ -204,7 +196,7 @@ func (p *Planner) webIdentity() (role, file string) {
 
 // narrow plans for keys. A named role is assumed with every scope; the scope decides about the policy.
 func (l *plan) narrow(keys credentials.Keys) (credentials.Order, error) {
-	b := l.Backend
+	b := l.request.Backend
 	static := keys.SessionToken == ""
 	o := credentials.Order{Keys: keys}
 	switch {
@@ -213,7 +205,8 @@ func (l *plan) narrow(keys credentials.Keys) (credentials.Order, error) {
 	case l.role != "" && b.Makes(credentials.AssumeRole):
 		o.Kind = credentials.AssumeRole
 	case l.role != "":
-		return o, fault.Errorf(fault.Precondition, "role %s cannot be assumed, because %s does not support sessions of kind %s; %s, or remove roleARN from the volume and the secret", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
+		return o, fault.Errorf(fault.Precondition, "role %s cannot be assumed, because %s does not support sessions of kind %s; %s, or remove roleARN from the "+
+			"volume and the secret", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
 	case l.scope == volume.ScopeOff:
 		o.Kind = credentials.AsIs
 	case static && b.Makes(credentials.FederationToken):
@@ -230,15 +223,17 @@ func (l *plan) narrow(keys credentials.Keys) (credentials.Order, error) {
 
 // noSessionError returns what must be configured for scope: required.
 func (l *plan) noSessionError(static bool) error {
-	b := l.Backend
+	b := l.request.Backend
 	why := "scope: required needs a session, and none can be made: "
 	switch {
 	case !b.AWS() && b.STS == nil:
-		why += "the backend declares no token service; if the service has one that enforces session policies, set sts in the driver's config file (sts: {roleOptional: true} for MinIO)"
+		why += "the backend declares no token service; if the service has one that enforces session policies, set sts in the driver's config file (sts: " +
+			"{roleOptional: true} for MinIO)"
 	case static && !b.Makes(credentials.AssumeRole):
 		why += "the backend's sts.kinds has neither assumeRole nor federationToken"
 	case static:
-		why += "set roleARN in the volume or the secret, or add federationToken to the backend's sts.kinds (roleOptional: true if AssumeRole needs no role, as on MinIO)"
+		why += "set roleARN in the volume or the secret, or add federationToken to the backend's sts.kinds (roleOptional: true if AssumeRole needs no role, as on " +
+			"MinIO)"
 	case b.AWS():
 		why += "session keys can only be narrowed by assuming a role; set roleARN in the volume or the secret to a role that trusts theirs"
 	default:
@@ -257,8 +252,8 @@ func declare(b backend.Backend, kind credentials.Kind) string {
 
 // workload plans with the pod's tokens.
 func (l *plan) workload() (credentials.Order, error) {
-	b := l.Backend
-	tokens := l.Tokens.Only(b.Audiences()...)
+	b := l.request.Backend
+	tokens := l.request.Tokens.Only(b.Audiences()...)
 	sts, hasSTS := tokens[b.Audience()]
 	agent, hasAgent := tokens[credentials.PodIdentityAudience]
 	toSTS := hasSTS && b.Makes(credentials.WebIdentity) && (l.role != "" || b.RoleOptional())
@@ -266,20 +261,26 @@ func (l *plan) workload() (credentials.Order, error) {
 	case toSTS:
 		return credentials.Order{Kind: credentials.WebIdentity, Token: sts.Value}, nil
 	case hasAgent && l.role == "" && l.scope != volume.ScopeOff:
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "%s: a session of EKS Pod Identity can only be narrowed by assuming a role; set roleARN in the volume or workloadRoleARN on the backend to a role "+
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "%s: a session of EKS Pod Identity can only be narrowed by assuming a role; set roleARN in the "+
+			"volume or workloadRoleARN on the backend to a role "+
 			"that trusts the association's role (%s), or set scope: off", b, unreadAnnotation)
 	case hasAgent && l.role != "" && !b.Makes(credentials.AssumeRole):
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "role %s cannot be assumed with the session of EKS Pod Identity, because %s does not support sessions of kind %s; %s", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "role %s cannot be assumed with the session of EKS Pod Identity, because %s does not support "+
+			"sessions of kind %s; %s", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
 	case hasAgent:
 		return credentials.Order{Kind: credentials.PodIdentity, Token: agent.Value, AgentURI: b.AgentURI()}, nil
 	case !b.Makes(credentials.WebIdentity):
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but %s does not support the exchange of tokens; %s", b, declare(b, credentials.WebIdentity))
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but %s does not support the exchange of tokens; %s", b,
+			declare(b, credentials.WebIdentity))
 	case b.Audience() == "":
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but %s has no audience; set sts.audience in the driver's config file and the same audience in tokenRequests of the CSIDriver object", b)
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but %s has no audience; set sts.audience in the "+
+			"driver's config file and the same audience in tokenRequests of the CSIDriver object", b)
 	case !hasSTS:
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but the request has no token of audience %s for %s (it has %s); add the audience to tokenRequests of the CSIDriver object", b.Audience(), b, l.Tokens)
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but the request has no token of audience %s for %s (it "+
+			"has %s); add the audience to tokenRequests of the CSIDriver object", b.Audience(), b, l.request.Tokens)
 	}
-	return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but there is no role for %s; set roleARN in the volume (in an existing PersistentVolume, mountOptions: [role-arn=<ARN>]) or workloadRoleARN on the backend in the driver's config file (%s)", b, unreadAnnotation)
+	return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but there is no role for %s; set roleARN in the volume "+
+		"(in an existing PersistentVolume, mountOptions: [role-arn=<ARN>]) or workloadRoleARN on the backend in the driver's config file (%s)", b, unreadAnnotation)
 }
 
 // unreadAnnotation is for users of drivers that read the annotation.
@@ -287,15 +288,15 @@ const unreadAnnotation = "the driver does not use the Kubernetes API, so it cann
 
 // complete sets the fields of an order that all kinds need.
 func (l *plan) complete(ctx context.Context, o credentials.Order) (credentials.Order, error) {
-	b := l.Backend
+	b := l.request.Backend
 	o.RoleARN, o.Backend = l.role, b.String()
-	o.Name = sessionName(l.Request, o.Kind)
-	if l.scope != volume.ScopeOff && l.Policy != nil {
+	o.Name = sessionName(l.request, o.Kind)
+	if l.scope != volume.ScopeOff && l.request.Policy != nil {
 		partition := b.Partition()
 		if r, err := credentials.ParseRole(l.role); err == nil && b.AWS() {
 			partition = r.Partition
 		}
-		policy, err := l.Policy(b.AWS(), partition)
+		policy, err := l.request.Policy(b.AWS(), partition)
 		if err != nil {
 			return o, err
 		}
@@ -304,7 +305,7 @@ func (l *plan) complete(ctx context.Context, o credentials.Order) (credentials.O
 	if err := l.checkDuration(o); err != nil {
 		return o, err
 	}
-	if o.Duration = l.Duration; o.Duration == 0 && o.Kind == credentials.FederationToken {
+	if o.Duration = l.request.Duration; o.Duration == 0 && o.Kind == credentials.FederationToken {
 		o.Duration = time.Hour // the service's default is half a day
 	}
 	if o.Kind == credentials.PodIdentity && o.RoleARN == "" {
@@ -318,8 +319,8 @@ func (l *plan) complete(ctx context.Context, o credentials.Order) (credentials.O
 // checkDuration refuses durations that AWS would refuse (STS API Reference: AssumeRole, AssumeRoleWithWebIdentity,
 // GetFederationToken). Other services have limits of their own.
 func (l *plan) checkDuration(o credentials.Order) error {
-	d := l.Duration
-	if d == 0 || !l.Backend.AWS() {
+	d := l.request.Duration
+	if d == 0 || !l.request.Backend.AWS() {
 		return nil
 	}
 	longest, why := 12*time.Hour, "and at most the role's own maximum"
@@ -330,7 +331,8 @@ func (l *plan) checkDuration(o credentials.Order) error {
 		longest, why = chained, "because of role chaining"
 	}
 	if d < 15*time.Minute || d > longest {
-		return fault.Errorf(fault.Precondition, "sessionDuration %s is not within AWS's limits for this session, 15m to %s %s; change sessionDuration of the volume", d, short(longest), why)
+		return fault.Errorf(fault.Precondition, "sessionDuration %s is not within AWS's limits for this session, 15m to %s %s; change sessionDuration of the volume",
+			d, short(longest), why)
 	}
 	return nil
 }

@@ -61,13 +61,9 @@ func (fakeChain) STSService(_ context.Context, b backend.Backend) (credentials.S
 func backends(t *testing.T, settings string) backend.Backend {
 	t.Helper()
 	cfg, err := backend.ParseConfig([]byte("backends: {x: "+settings+"}"), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b, err := cfg.Backend("x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return b
 }
 
@@ -202,7 +198,8 @@ func checkOrder(t *testing.T, o credentials.Order, r Request, scope string) {
 	if o.RoleARN != r.RoleARN || o.Name == "" || len(o.Name) > 64 || !strings.HasSuffix(o.Name, ".0123456789ab") {
 		t.Errorf("role %q, name %q", o.RoleARN, o.Name)
 	}
-	tokens := map[credentials.Kind]string{credentials.WebIdentity: map[bool]string{true: "sts-token", false: "minio-token"}[r.Backend.AWS()], credentials.PodIdentity: "agent-token"}
+	tokens := map[credentials.Kind]string{credentials.WebIdentity: map[bool]string{true: "sts-token", false: "minio-token"}[r.Backend.AWS()],
+		credentials.PodIdentity: "agent-token"}
 	if o.Token != tokens[o.Kind] {
 		t.Errorf("token %q", o.Token)
 	}
@@ -248,7 +245,8 @@ func TestADriverWithAWebIdentityGivesItToItsOwnTokenServiceOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := planner(session, c.env, map[string]string{"/token": c.token})
-			o, err := p.Plan(t.Context(), Request{Backend: backends(t, c.backend), Source: credentials.SourceDriver, Scope: c.scope, RoleARN: c.role, Policy: policyFor, Name: "n"})
+			o, err := p.Plan(t.Context(), Request{Backend: backends(t, c.backend), Source: credentials.SourceDriver, Scope: c.scope, RoleARN: c.role, Policy: policyFor,
+				Name: "n"})
 			if err != nil || o.Kind != c.want {
 				t.Fatalf("got %v, %v, want %s", o, err, c.want)
 			}
@@ -261,14 +259,16 @@ func TestADriverWithAWebIdentityGivesItToItsOwnTokenServiceOnly(t *testing.T) {
 		})
 	}
 	p := planner(session, env, nil)
-	if _, err := p.Plan(t.Context(), Request{Backend: backends(t, aws), Source: credentials.SourceDriver}); !fault.Is(err, fault.Unauthenticated) || !strings.Contains(err.Error(), "AWS_WEB_IDENTITY_TOKEN_FILE") {
+	if _, err := p.Plan(t.Context(), Request{Backend: backends(t, aws), Source: credentials.SourceDriver}); !fault.Is(err, fault.Unauthenticated) ||
+		!strings.Contains(err.Error(), "AWS_WEB_IDENTITY_TOKEN_FILE") {
 		t.Errorf("without the file: %v", err)
 	}
 }
 
 func TestAnInlineVolumeNeverGetsTheDriversCredentials(t *testing.T) {
 	asked := 0
-	p := planner(static, map[string]string{"AWS_ROLE_ARN": roleA, "AWS_WEB_IDENTITY_TOKEN_FILE": "/token"}, map[string]string{"/token": jwt(`"sts.amazonaws.com"`)})
+	p := planner(static, map[string]string{"AWS_ROLE_ARN": roleA, "AWS_WEB_IDENTITY_TOKEN_FILE": "/token"},
+		map[string]string{"/token": jwt(`"sts.amazonaws.com"`)})
 	p.chain = fakeChain{keys: static, asked: &asked}
 	for _, scope := range []string{"", "off", "required"} {
 		o, err := p.Plan(t.Context(), Request{Backend: backends(t, "{}"), Source: credentials.SourceDriver, RoleARN: roleA, Scope: scope, Ephemeral: true})
@@ -289,16 +289,17 @@ func TestRolesAreThePodsOwn(t *testing.T) {
 		want    string
 		part    string
 	}{
-		"the volume's":                    {aws, Request{Source: "workload", RoleARN: roleA}, roleA, ""},
-		"the backend's":                   {aws, Request{Source: "workload", Pod: Pod{"ns", "sa"}}, "arn:aws:iam::111122223333:role/w/ns.sa", ""},
-		"the backend's for others":        {aws, Request{Source: "driver", Pod: Pod{"ns", "sa"}}, "", ""},
-		"the secret's":                    {aws, Request{Source: "secret", SecretRoleARN: roleB}, roleB, ""},
-		"the volume's before the secret":  {aws, Request{Source: "secret", SecretRoleARN: roleB, RoleARN: roleA}, roleA, ""},
-		"the secret's is the secret's":    {aws, Request{Source: "driver", SecretRoleARN: roleB}, "", ""},
-		"templates in the volume's":       {"{}", Request{Source: "driver", RoleARN: roleA + "-${pod.namespace}", Pod: Pod{"ns", "sa"}}, roleA + "-ns", ""},
-		"an unknown pod":                  {aws, Request{Source: "workload"}, "", "podInfoOnMount"},
-		"a namespace that is a path":      {aws, Request{Source: "workload", Pod: Pod{"../x", "sa"}}, "", "../x"},
-		"two pods could have the role":    {"{}", Request{Source: "driver", RoleARN: roleA + "${pod.namespace}-${pod.serviceAccountName}", Pod: Pod{"ns", "sa"}}, "", "two pods"},
+		"the volume's":                   {aws, Request{Source: "workload", RoleARN: roleA}, roleA, ""},
+		"the backend's":                  {aws, Request{Source: "workload", Pod: Pod{"ns", "sa"}}, "arn:aws:iam::111122223333:role/w/ns.sa", ""},
+		"the backend's for others":       {aws, Request{Source: "driver", Pod: Pod{"ns", "sa"}}, "", ""},
+		"the secret's":                   {aws, Request{Source: "secret", SecretRoleARN: roleB}, roleB, ""},
+		"the volume's before the secret": {aws, Request{Source: "secret", SecretRoleARN: roleB, RoleARN: roleA}, roleA, ""},
+		"the secret's is the secret's":   {aws, Request{Source: "driver", SecretRoleARN: roleB}, "", ""},
+		"templates in the volume's":      {"{}", Request{Source: "driver", RoleARN: roleA + "-${pod.namespace}", Pod: Pod{"ns", "sa"}}, roleA + "-ns", ""},
+		"an unknown pod":                 {aws, Request{Source: "workload"}, "", "podInfoOnMount"},
+		"a namespace that is a path":     {aws, Request{Source: "workload", Pod: Pod{"../x", "sa"}}, "", "../x"},
+		"two pods could have the role": {"{}", Request{Source: "driver", RoleARN: roleA + "${pod.namespace}-${pod.serviceAccountName}", Pod: Pod{"ns", "sa"}}, "",
+			"two pods"},
 		"a role of another service":       {"{}", Request{Source: "driver", RoleARN: minioRole}, "", "AWS"},
 		"a role of AWS elsewhere is fine": {"{endpoint: 'http://a', sts: {}}", Request{Source: "driver", RoleARN: roleA}, roleA, ""},
 	} {
@@ -378,7 +379,8 @@ func TestDurationsAreThoseThatAWSGives(t *testing.T) {
 		"as they are":             {"{}", session, "", 5 * time.Second, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o, err := planner(c.keys, nil, nil).Plan(t.Context(), Request{Backend: backends(t, c.backend), Source: credentials.SourceDriver, RoleARN: c.role, Duration: c.d, Policy: policyFor})
+			o, err := planner(c.keys, nil, nil).Plan(t.Context(), Request{Backend: backends(t, c.backend), Source: credentials.SourceDriver, RoleARN: c.role,
+				Duration: c.d, Policy: policyFor})
 			if c.part != "" {
 				if !fault.Is(err, fault.Precondition) || !strings.Contains(err.Error(), c.part) || !strings.Contains(err.Error(), "sessionDuration") {
 					t.Errorf("got %v", err)
@@ -398,7 +400,8 @@ func TestPoliciesFollowThePartitionAndRefuseWhatTheyCannotSay(t *testing.T) {
 	if err != nil || o.Policy != "policy true aws-cn" {
 		t.Errorf("got %q, %v", o.Policy, err)
 	}
-	o, err = p.Plan(t.Context(), Request{Backend: backends(t, "{}"), Source: credentials.SourceDriver, RoleARN: "arn:aws-us-gov:iam::111122223333:role/a", Policy: policyFor})
+	o, err = p.Plan(t.Context(), Request{Backend: backends(t, "{}"), Source: credentials.SourceDriver, RoleARN: "arn:aws-us-gov:iam::111122223333:role/a",
+		Policy: policyFor})
 	if err != nil || o.Policy != "policy true aws-us-gov" {
 		t.Errorf("with a role: %q, %v", o.Policy, err)
 	}
@@ -427,5 +430,12 @@ func TestTheDriversOwnErrorIsTheAnswer(t *testing.T) {
 	}
 	if _, err := p.Plan(t.Context(), Request{Backend: backends(t, "{}"), Source: "pod"}); !fault.Is(err, fault.Invalid) {
 		t.Errorf("an unknown source: %v", err)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -79,7 +79,8 @@ func exchange(ctx context.Context, client *sts.Client, o credentials.Order) (*ty
 		}
 		return out.Credentials, out.ResultMetadata, user, nil
 	default:
-		out, err := client.AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: aws.String(o.RoleARN), RoleSessionName: &o.Name, Policy: backend.Optional(o.Policy), DurationSeconds: seconds})
+		out, err := client.AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: aws.String(o.RoleARN), RoleSessionName: &o.Name, Policy: backend.Optional(o.Policy),
+			DurationSeconds: seconds})
 		if err != nil {
 			return nil, middleware.Metadata{}, "", err
 		}
@@ -123,7 +124,8 @@ func (m *Maker) client(s *service, o credentials.Order, a *stsCall) *sts.Client 
 
 // time records when each attempt starts.
 func (a *stsCall) time(s *middleware.Stack) error {
-	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("TimeOfAttempt", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("TimeOfAttempt", func(ctx context.Context, in middleware.DeserializeInput,
+		next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
 		a.sent = time.Now()
 		return next.HandleDeserialize(ctx, in)
 	}), middleware.After)
@@ -147,7 +149,7 @@ func (a *stsCall) retryable(err error) aws.Ternary {
 // accountOf returns the account in arn:<partition>:sts::<account>:…, or "".
 func accountOf(arn string) string {
 	p := strings.SplitN(arn, ":", 6)
-	if len(p) != 6 || p[0] != "arn" || p[2] != "sts" || len(p[4]) != 12 || strings.Trim(p[4], "0123456789") != "" {
+	if len(p) != 6 || p[0] != "arn" || p[2] != "sts" || !credentials.IsAccount(p[4]) {
 		return ""
 	}
 	return p[4]

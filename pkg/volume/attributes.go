@@ -98,7 +98,7 @@ func (a Attributes) context() map[string]string {
 	context := map[string]string{}
 	p := Parameters{Node: a, Mutable: Mutable{Usage: a.Usage}}
 	for _, doc := range ParameterDocs() {
-		if value := doc.get(&p); value != "" && doc.Scope != ScopeClass {
+		if value := doc.codec.get(&p); value != "" && doc.Scope != ScopeClass {
 			context[doc.Name] = value
 		}
 	}
@@ -106,7 +106,7 @@ func (a Attributes) context() map[string]string {
 }
 
 func parseClient(value, field string) (string, error) {
-	if !isName(value, 32) {
+	if !IsName(value, 32) {
 		return "", fault.Field(field, "%q is not a client name such as mountpoint-s3", value)
 	}
 	return value, nil
@@ -123,7 +123,7 @@ func parseOneOf[T ~string](values ...T) func(value, field string) (T, error) {
 
 func parseRole(value, field string) (string, error) {
 	if err := Role(value).Check(); err != nil {
-		return "", fault.Field(field, "%q %w", printableRole(Role(value)), err)
+		return "", fault.Field(field, "%q %w", printable(value), err)
 	}
 	return value, nil
 }
@@ -204,7 +204,7 @@ func parseNumber[T int64 | uint64](least, most uint64) func(value, field string)
 }
 
 func parseAccount(value, field string) (string, error) {
-	if len(value) != 12 || strings.Trim(value, "0123456789") != "" {
+	if !credentials.IsAccount(value) {
 		return "", fault.Field(field, "%q is not an AWS account id of 12 digits", value)
 	}
 	return value, nil

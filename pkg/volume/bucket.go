@@ -46,27 +46,25 @@ func bucketKind(name string) (BucketKind, error) {
 	if err := checkBucketCharacters(name); err != nil {
 		return "", err
 	}
-	for _, prefix := range []string{"xn--", "sthree-", "amzn-s3-demo-"} {
-		if strings.HasPrefix(name, prefix) {
-			return "", fmt.Errorf("starts with %q, which Amazon S3 reserves", prefix)
-		}
+	if err := notReserved(name); err != nil {
+		return "", err
 	}
-	switch {
-	case strings.HasSuffix(name, "--x-s3"):
-		if !directory.MatchString(name) {
-			return "", errors.New("ends in --x-s3 but is not <name>--<zone id>--x-s3")
+	for _, s := range []struct {
+		suffix  string
+		kind    BucketKind
+		form    Pattern
+		problem string
+	}{
+		{"--x-s3", BucketDirectory, directory, "ends in --x-s3 but is not <name>--<zone id>--x-s3"},
+		{"-s3alias", BucketAccessPoint, accessPoint, "ends in -s3alias but is not <name>-s3alias"},
+		{"-an", BucketAccountRegional, accountRegional, "ends in -an, which Amazon S3 reserves for <name>-<account id>-<region>-an"},
+	} {
+		if strings.HasSuffix(name, s.suffix) {
+			if !s.form.MatchString(name) {
+				return "", errors.New(s.problem)
+			}
+			return s.kind, nil
 		}
-		return BucketDirectory, nil
-	case strings.HasSuffix(name, "-s3alias"):
-		if !accessPoint.MatchString(name) {
-			return "", errors.New("ends in -s3alias but is not <name>-s3alias")
-		}
-		return BucketAccessPoint, nil
-	case strings.HasSuffix(name, "-an"):
-		if !accountRegional.MatchString(name) {
-			return "", errors.New("ends in -an, which Amazon S3 reserves for <name>-<account id>-<region>-an")
-		}
-		return BucketAccountRegional, nil
 	}
 	for suffix, kind := range map[string]string{
 		"--xa-s3":    "an access point of a directory bucket",
@@ -83,6 +81,16 @@ func bucketKind(name string) (BucketKind, error) {
 		return "", errors.New("is an IP address")
 	}
 	return BucketGeneralPurpose, nil
+}
+
+// notReserved refuses names with a prefix that Amazon S3 reserves.
+func notReserved(name string) error {
+	for _, prefix := range []string{"xn--", "sthree-", "amzn-s3-demo-"} {
+		if strings.HasPrefix(name, prefix) {
+			return fmt.Errorf("starts with %q, which Amazon S3 reserves", prefix)
+		}
+	}
+	return nil
 }
 
 // CheckBucketName checks a bucket's name against the rules that hold for all services and clients: 3 to 255 of letters, digits, ".", "-" and
@@ -115,10 +123,8 @@ func checkBucketCharacters(name string) error {
 	if len(name) < 3 || len(name) > 63 {
 		return fmt.Errorf("has %d characters, 3 to 63 are allowed", len(name))
 	}
-	for i := range len(name) {
-		if c := name[i]; !isLower(c) && c != '-' && c != '.' {
-			return errors.New(`may contain only a-z, 0-9, "-" and "."`)
-		}
+	if !consistsOf(name, func(c byte) bool { return isLower(c) || c == '-' || c == '.' }) {
+		return errors.New(`may contain only a-z, 0-9, "-" and "."`)
 	}
 	if !isLower(name[0]) || !isLower(name[len(name)-1]) {
 		return errors.New("must start and end with a letter or a digit")

@@ -51,10 +51,9 @@ func Read(g Given) (Reading, error) {
 	if err := checkHandle(g.Handle); err != nil {
 		return Reading{}, err
 	}
-	given := maps.Clone(g.Context)
-	maps.DeleteFunc(given, func(key, _ string) bool { return orchestrated(key) })
-	if mapSize(given) > maxMap {
-		return Reading{}, fault.Field("volume_context", "has more than %d bytes", maxMap)
+	given, err := authored(g.Context, "volume_context")
+	if err != nil {
+		return Reading{}, err
 	}
 	if given == nil {
 		given = map[string]string{}
@@ -109,12 +108,6 @@ func (c *conversion) all(g Given, static bool) (legacy []Option, err error) {
 	return legacy, c.err()
 }
 
-// ParseContext is Read without mount flags.
-func ParseContext(handle string, context map[string]string) (ID, Attributes, error) {
-	r, err := Read(Given{Handle: handle, Context: context})
-	return r.ID, r.Attributes, err
-}
-
 // checkHandle checks a volume_id against the CSI specification.
 func checkHandle(handle string) error {
 	switch {
@@ -156,7 +149,8 @@ func (c *conversion) ownPlace(id ID) (ID, error) {
 			value = withSlash(value)
 		}
 		if ok && value != said[key] {
-			return ID{}, fault.Field(c.field(key), "%q differs from the volume id %q (%q); correct it, or use a handle without \":\" for a static volume", c.given[key], id, said[key])
+			return ID{}, fault.Field(c.field(key), "%q differs from the volume id %q (%q); correct it, or use a handle without \":\" for a static volume",
+				c.given[key], id, said[key])
 		}
 		delete(c.given, key)
 	}
@@ -222,30 +216,21 @@ func (c *conversion) legacyPlace(handle string) (ID, error) {
 // attributes parses the remaining keys. more are options for the client that were converted from the context.
 func (c *conversion) attributes(more []Option) (Attributes, error) {
 	var p Parameters
-	for _, key := range slices.Sorted(maps.Keys(c.given)) {
-		doc, known := parameter(key, ScopeContext)
-		if !known {
-			return Attributes{}, fault.Field(c.field(key), "is not a key of a volume context; %s", suggestion(key, ScopeContext))
-		}
-		if err := doc.set(&p, c.given[key], c.field(key)); err != nil {
-			return Attributes{}, err
-		}
+	if err := parameters(ScopeContext).parse(&p, c.given, c.field); err != nil {
+		return Attributes{}, err
 	}
 	a := p.Node
 	a.Usage = p.Usage
 	if err := a.addOptions(more, "volume_context."); err != nil {
 		return Attributes{}, err
 	}
-	if err := a.check("volume_context"); err != nil {
-		return Attributes{}, err
-	}
-	return a, nil
+	return a, a.check("volume_context")
 }
 
 // addOptions adds options that were converted from other keys.
 func (a *Attributes) addOptions(more []Option, root string) error {
 	for _, o := range more {
-		if slices.ContainsFunc(a.MountOptions, func(other Option) bool { return other.Name == o.Name }) {
+		if _, twice := FindOption(a.MountOptions, o.Name); twice {
 			return fault.Field(root+keyMountOptions, "sets %s, which %s also sets; remove one of them", o.Name, legacyOptions)
 		}
 	}

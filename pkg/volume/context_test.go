@@ -14,18 +14,14 @@ func TestParseContextReadsWhatCreateVolumeWrote(t *testing.T) {
 		"memoryLimit": "1073741824", "cpuWeight": "10000", "tasksMax": "32", "cache": "true", "cacheSize": "3G", "consistency": "close-to-open", "linger": "600s",
 		"usage": "3600s",
 	}, pvc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	context := with(p.Context(),
 		"csi.storage.k8s.io/pod.name", "pod",
 		"csi.storage.k8s.io/serviceAccount.tokens", strings.Repeat("t", 5000),
 		"csi.storage.k8s.io/ephemeral", "false",
 		"storage.kubernetes.io/csiProvisionerIdentity", "1-2-s3.csi.driver")
-	id, attributes, err := ParseContext("default:shared/base/"+pvc+"/", context)
-	if err != nil {
-		t.Fatal(err)
-	}
+	id, attributes, err := parseContext("default:shared/base/"+pvc+"/", context)
+	must(t, err)
 	if want := (ID{"default", "shared", "base/" + pvc + "/"}); id != want {
 		t.Errorf("place %v", id)
 	}
@@ -40,9 +36,7 @@ func TestVolumeContextIsMinimalAndStable(t *testing.T) {
 		"backend":     "minio",
 		"memoryLimit": "1048576K", "cpuWeight": "7", "cache": "true", "cacheSize": "2147483648", "sessionDuration": "3600s", "scope": "auto", "usage": "off",
 	}, pvc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := map[string]string{"uid": "0", "dirMode": "0755", "mountOptions": "a,b=1", "memoryLimit": "1000Mi", "cpuWeight": "7", "cache": "true",
 		"cacheSize": "2Gi", "sessionDuration": "1h0m0s", "scope": "auto", "usage": "off"}
 	if got := p.Context(); !reflect.DeepEqual(got, want) {
@@ -72,7 +66,7 @@ func TestParseContextFindsThePlace(t *testing.T) {
 		"legacy with a backend":            {"bucket/path", with(nil, "backend", "minio"), ID{"minio", "bucket", "path/"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, _, err := ParseContext(tt.handle, tt.context)
+			got, _, err := parseContext(tt.handle, tt.context)
 			if err != nil || got != tt.want {
 				t.Errorf("got %#v, %v", got, err)
 			}
@@ -81,12 +75,12 @@ func TestParseContextFindsThePlace(t *testing.T) {
 }
 
 func TestParseContextReadsTheAttributesOfStaticAndLegacyVolumes(t *testing.T) {
-	_, got, err := ParseContext("h", map[string]string{"bucketName": "shared", "region": "eu-central-1", "client": "rclone", "readOnly": "true", "uid": "5"})
+	_, got, err := parseContext("h", map[string]string{"bucketName": "shared", "region": "eu-central-1", "client": "rclone", "readOnly": "true", "uid": "5"})
 	if want := (Attributes{Region: "eu-central-1", Client: "rclone", ReadOnly: true, UID: new(uint32(5))}); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("static: %+v, %v", got, err)
 	}
 	for mounter, client := range map[string]string{"rclone": "rclone", "mountpoint": "mountpoint-s3", "": ""} {
-		_, got, err := ParseContext("bucket/path", map[string]string{"mounter": mounter, "capacity": "1", "options": ""})
+		_, got, err := parseContext("bucket/path", map[string]string{"mounter": mounter, "capacity": "1", "options": ""})
 		if want := (Attributes{Client: client}); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("legacy mounter %q: %+v, %v", mounter, got, err)
 		}
@@ -96,7 +90,7 @@ func TestParseContextReadsTheAttributesOfStaticAndLegacyVolumes(t *testing.T) {
 func TestParseContextDoesNotChangeTheContext(t *testing.T) {
 	context := map[string]string{"mounter": "rclone", "csi.storage.k8s.io/pod.name": "p"}
 	before := with(context)
-	if _, _, err := ParseContext("bucket/path", context); err != nil || !reflect.DeepEqual(context, before) {
+	if _, _, err := parseContext("bucket/path", context); err != nil || !reflect.DeepEqual(context, before) {
 		t.Errorf("%v, %v", context, err)
 	}
 }
@@ -156,7 +150,7 @@ func TestParseContextRefuses(t *testing.T) {
 		"oversize":                 {"h", with(static, "client", strings.Repeat("c", 4096)), "volume_context", []string{"4096"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			id, attributes, err := ParseContext(tt.handle, tt.context)
+			id, attributes, err := parseContext(tt.handle, tt.context)
 			if err == nil {
 				t.Fatalf("accepted: %v, %+v", id, attributes)
 			}
@@ -184,7 +178,7 @@ func FuzzParseContext(f *testing.F) {
 		if prefix != "" {
 			context["prefix"] = prefix
 		}
-		id, attributes, err := ParseContext(handle, context)
+		id, attributes, err := parseContext(handle, context)
 		if err != nil {
 			wantInvalid(t, err, "")
 			return
@@ -199,7 +193,7 @@ func FuzzParseContext(f *testing.F) {
 		}
 		// What was read can be written and means the same.
 		if size := mapSize(attributes.context()); size <= maxMap {
-			_, again, err := ParseContext("default:bucket", attributes.context())
+			_, again, err := parseContext("default:bucket", attributes.context())
 			if err != nil || !reflect.DeepEqual(again, attributes) {
 				t.Fatalf("%+v reads again as %+v, %v", attributes, again, err)
 			}
@@ -216,7 +210,7 @@ func TestSessionDuration_NeedsASession(t *testing.T) {
 		{[]string{"scope", "off"}, true}, {[]string{"scope", "off", "credentials", "secret"}, true}, {[]string{"scope", "off", "credentials", "workload"}, false},
 		{[]string{"scope", "off", "roleARN", role}, false}, {[]string{"scope", "auto"}, false}, {nil, false},
 	} {
-		_, _, err := ParseContext("h", with(map[string]string{"bucketName": "shared", "sessionDuration": "1h"}, tt.pairs...))
+		_, _, err := parseContext("h", with(map[string]string{"bucketName": "shared", "sessionDuration": "1h"}, tt.pairs...))
 		if tt.refused {
 			wantInvalid(t, err, "volume_context.sessionDuration")
 		} else if err != nil {
@@ -228,7 +222,7 @@ func TestSessionDuration_NeedsASession(t *testing.T) {
 func TestNamesOfSecrets_AreNotIgnoredInAVolumeOrClass(t *testing.T) {
 	for _, key := range []string{"csi.storage.k8s.io/node-publish-secret-name", "csi.storage.k8s.io/node-publish-secret-namespace",
 		"csi.storage.k8s.io/provisioner-secret-name"} {
-		_, _, err := ParseContext("h", map[string]string{"bucketName": "shared", key: "s"})
+		_, _, err := parseContext("h", map[string]string{"bucketName": "shared", key: "s"})
 		wantInvalid(t, err, "volume_context."+key, "nodePublishSecretRef")
 		_, err = ParseParameters(map[string]string{"bucketName": "shared", key: "s"}, "v")
 		wantInvalid(t, err, "parameters."+key)
@@ -244,7 +238,7 @@ func TestPrefixes_InQuotesOrTooLongAreRefused(t *testing.T) {
 		`"a"`: "-", `'a'`: "-", `""`: "-", strings.Repeat("p", 1023): "-", `"a"/`: `"a"/`, `a"`: `a"/`, `"`: `"/`,
 		strings.Repeat("p", 1022): strings.Repeat("p", 1022) + "/",
 	} {
-		id, _, err := ParseContext("h", map[string]string{"bucketName": "shared", "prefix": prefix})
+		id, _, err := parseContext("h", map[string]string{"bucketName": "shared", "prefix": prefix})
 		if want == "-" {
 			wantInvalid(t, err, "volume_context.prefix")
 		} else if err != nil || id.Prefix != want {
@@ -253,4 +247,10 @@ func TestPrefixes_InQuotesOrTooLongAreRefused(t *testing.T) {
 	}
 	_, err := ParseParameters(map[string]string{"bucketName": "shared", "prefix": "'a'"}, "v")
 	wantInvalid(t, err, "parameters.prefix")
+}
+
+// parseContext is Read without mount flags.
+func parseContext(handle string, context map[string]string) (ID, Attributes, error) {
+	r, err := Read(Given{Handle: handle, Context: context})
+	return r.ID, r.Attributes, err
 }

@@ -20,17 +20,15 @@ const (
 
 func TestDocsParametersAreThoseOfTheCode(t *testing.T) {
 	text, err := os.ReadFile(docsFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := string(text)
-	for begin, table := range map[string]string{tableBegin: table(), snapshotTableBegin: snapshotTable()} {
+	for begin, rows := range map[string]string{tableBegin: markdownTable(), snapshotTableBegin: snapshotTable()} {
 		head, rest, ok := strings.Cut(want, begin)
 		_, tail, closed := strings.Cut(rest, tableEnd)
 		if !ok || !closed {
 			t.Fatalf("%s has lost the marks of its table: %s…%s", docsFile, begin, tableEnd)
 		}
-		want = head + begin + "\n" + table + "\n" + tableEnd + tail
+		want = head + begin + "\n" + rows + "\n" + tableEnd + tail
 	}
 	if want == string(text) {
 		return
@@ -38,12 +36,10 @@ func TestDocsParametersAreThoseOfTheCode(t *testing.T) {
 	if !*update {
 		t.Fatalf("%s differs from ParameterDocs; run: go test ./pkg/volume -run TestDocsParameters -update", docsFile)
 	}
-	if err := os.WriteFile(docsFile, []byte(want), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(docsFile, []byte(want), 0o644))
 }
 
-func table() string {
+func markdownTable() string {
 	var b strings.Builder
 	b.WriteString("S: StorageClass, V: VolumeAttributesClass, P: static PersistentVolume.\n\n| parameter | in | default | meaning |\n|---|---|---|---|\n")
 	for _, doc := range ParameterDocs() {
@@ -82,7 +78,7 @@ func TestEveryDocumentedParameterIsParsed(t *testing.T) {
 			t.Errorf("StorageClass: %s: %v", doc.Name, err)
 		}
 		wantInvalid(t, err, "")
-		_, _, err = ParseContext("h", map[string]string{"bucketName": "shared", doc.Name: "\x01"})
+		_, _, err = parseContext("h", map[string]string{"bucketName": "shared", doc.Name: "\x01"})
 		if unknown := strings.Contains(fmt.Sprint(err), "is not a key"); unknown != (doc.Scope == ScopeClass) {
 			t.Errorf("context: %s: %v", doc.Name, err)
 		}

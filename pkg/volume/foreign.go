@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -65,26 +66,49 @@ const others = "others"
 // ForeignDocs returns the table of other drivers' settings. The parsers use it, and the tables of
 // docs/reference/migrating-settings.md is rendered from it.
 func ForeignDocs() []ForeignDoc {
-	var table []ForeignDoc
-	for _, rows := range [][]ForeignDoc{awsAttributes(), awsOptions(), attributeOptions(), k8sS3Parameters(), k8sS3Secrets(), rcloneOptions(), otherMounterOptions()} {
-		table = append(table, rows...)
-	}
-	return table
+	return slices.Concat(awsAttributes(), awsOptions(), attributeOptions(), k8sS3Parameters(), k8sS3Secrets(), rcloneOptions(), otherMounterOptions())
 }
 
-// rowNamed returns the row of that name, or the one for others.
+// foreignRows builds the rows of one origin.
+type foreignRows struct {
+	origin Origin
+	rows   []ForeignDoc
+}
+
+func (r *foreignRows) add(row ForeignDoc) {
+	row.Origin = r.origin
+	r.rows = append(r.rows, row)
+}
+
+// all adds rows that differ in their names only.
+func (r *foreignRows) all(outcome Outcome, here string, names ...string) {
+	for _, name := range names {
+		r.add(ForeignDoc{Name: name, Outcome: outcome, Here: here})
+	}
+}
+
+// renamed adds an option that is an attribute with another name.
+func (r *foreignRows) renamed(name, key string) {
+	r.add(ForeignDoc{Name: name, Outcome: Mapped, Here: key, key: key})
+}
+
+// mapped adds a setting that read converts.
+func (r *foreignRows) mapped(name, here string, read func(c *conversion, k legacyKey)) {
+	r.add(ForeignDoc{Name: name, Outcome: Mapped, Here: here, read: read})
+}
+
+// checked adds a setting that is a claim about the service.
+func (r *foreignRows) checked(name string, claim ClaimKind, here string) {
+	r.add(ForeignDoc{Name: name, Outcome: Checked, Here: here, claim: claim})
+}
+
+// rowNamed returns the row of that name, or the one for others, which is the last.
 func rowNamed(rows []ForeignDoc, name string) (ForeignDoc, bool) {
-	for _, row := range rows {
-		if row.Name == name {
-			return row, true
-		}
+	i := slices.IndexFunc(rows, func(row ForeignDoc) bool { return row.Name == name || row.Name == others })
+	if i < 0 {
+		return ForeignDoc{}, false
 	}
-	for _, row := range rows {
-		if row.Name == others {
-			return row, true
-		}
-	}
-	return ForeignDoc{}, false
+	return rows[i], true
 }
 
 // ClaimKind is the subject of a Claim.
@@ -151,13 +175,9 @@ type conversion struct {
 	options []Option // for the client
 	claims  []Claim
 	ignored []string // for the log
-	refused []refusal
-}
 
-// refusal is an error in a setting.
-type refusal struct {
-	field string
-	err   error
+	refused   []string // the texts of errors
+	refusedAt string   // the field of the first one
 }
 
 func newConversion(given map[string]string, scope Scope) *conversion {
@@ -238,22 +258,19 @@ func (c *conversion) ignore(k legacyKey, here string) {
 	c.ignored = append(c.ignored, fmt.Sprintf("%s: %s: %s", k.field, k.name, here))
 }
 
+// refuse adds an error, so that an author can correct all at once.
 func (c *conversion) refuse(k legacyKey, format string, args ...any) {
-	c.refused = append(c.refused, refusal{k.field, fmt.Errorf(format, args...)})
+	text := fmt.Errorf(format, args...).Error()
+	if c.refusedAt = cmp.Or(c.refusedAt, k.field); c.refusedAt != k.field {
+		text = k.field + ": " + text
+	}
+	c.refused = append(c.refused, text)
 }
 
-// err returns all refusals in one error, so that an author can correct them at once.
+// err returns all refusals in one error.
 func (c *conversion) err() error {
 	if len(c.refused) == 0 {
 		return nil
 	}
-	first := c.refused[0].field
-	texts := make([]string, len(c.refused))
-	for i, r := range c.refused {
-		texts[i] = r.err.Error()
-		if r.field != first {
-			texts[i] = r.field + ": " + texts[i]
-		}
-	}
-	return fault.Field(first, "%s", strings.Join(texts, "; "))
+	return fault.Field(c.refusedAt, "%s", strings.Join(c.refused, "; "))
 }

@@ -14,110 +14,109 @@ import (
 // awsAttributes are the volume attributes of the AWS Mountpoint S3 CSI driver, version 2 (its docs/CONFIGURATION.md and
 // docs/CACHING.md).
 func awsAttributes() []ForeignDoc {
-	row := func(name string, outcome Outcome, here string) ForeignDoc {
-		return ForeignDoc{Origin: OriginAWSAttribute, Name: name, Outcome: outcome, Here: here}
-	}
-	mapped := func(name, here string, read func(c *conversion, k legacyKey)) ForeignDoc {
-		return ForeignDoc{Origin: OriginAWSAttribute, Name: name, Outcome: Mapped, Here: here, read: read}
-	}
-	medium := row("cacheEmptyDirMedium", Refused, "value Memory: caches are on the node's disk; remove it, or have the driver's --cache-dir on a tmpfs; an empty value is ignored")
-	medium.read = func(c *conversion, k legacyKey) {
+	const (
+		noMedium = "value Memory: caches are on the node's disk; remove it, or have the driver's --cache-dir on a tmpfs; an empty value is ignored"
+		noPods   = "clients do not run in pods"
+		noCPU    = noPods + "; cpuWeight sets a mount's share of the CPU on a busy node"
+		noProxy  = "a volume cannot decide where its data is sent; remove it, and set proxy of the backend in the driver's config file"
+	)
+	t := foreignRows{origin: OriginAWSAttribute}
+	t.all(Same, "the bucket; for an access point its alias (…-s3alias), not its ARN; not an S3 URI", keyBucketName)
+	t.mapped("authenticationSource", "driver becomes credentials: driver, pod becomes credentials: workload with roleARN of the volume or "+
+		"workloadRoleARN of the backend; the annotation eks.amazonaws.com/role-arn of service accounts is not read", awsSource)
+	t.all(Ignored, "the backend's sts decides the region of STS", "stsRegion")
+	t.mapped(keyCache, `emptyDir and ephemeral become cache: "true", on the node's disk below the driver's --cache-dir`, awsCache)
+	t.mapped("cacheEmptyDirSizeLimit", "cacheSize, with cache: emptyDir; otherwise ignored", func(c *conversion, k legacyKey) { c.cacheLimit = k })
+	t.add(ForeignDoc{Name: "cacheEmptyDirMedium", Outcome: Refused, Here: noMedium, read: func(c *conversion, k legacyKey) {
 		if k.value != "" {
-			c.refuse(k, "%s is not supported: %s", k.name, medium.Here)
+			c.refuse(k, "%s is not supported: %s", k.name, noMedium)
 		}
-	}
-	const noPods, noProxy = "clients do not run in pods", "a volume cannot decide where its data is sent; remove it, and set proxy of the backend in the driver's config file"
-	return []ForeignDoc{
-		row(keyBucketName, Same, "the bucket; for an access point its alias (…-s3alias), not its ARN; not an S3 URI"),
-		mapped("authenticationSource", "driver becomes credentials: driver, pod becomes credentials: workload with roleARN of the volume or workloadRoleARN of the backend; the annotation eks.amazonaws.com/role-arn of service accounts is not read", awsSource),
-		row("stsRegion", Ignored, "the backend's sts decides the region of STS"),
-		mapped(keyCache, `emptyDir and ephemeral become cache: "true", on the node's disk below the driver's --cache-dir`, awsCache),
-		mapped("cacheEmptyDirSizeLimit", "cacheSize, with cache: emptyDir; otherwise ignored", func(c *conversion, k legacyKey) { c.cacheLimit = k }),
-		medium,
-		row("cacheEphemeralStorageClassName", Ignored, "caches are below the driver's --cache-dir"),
-		row("cacheEphemeralStorageResourceRequest", Ignored, "caches are on the node's disk and limited by cacheSize; set cacheSize if the default of 1Gi does not fit"),
-		row("mountpointPodServiceAccountName", Ignored, noPods),
-		row("mountpointContainerResourcesRequestsCpu", Ignored, noPods+"; cpuWeight sets a mount's share of the CPU on a busy node"),
-		row("mountpointContainerResourcesRequestsMemory", Ignored, noPods+"; memoryLimit limits the memory of a mount"),
-		row("mountpointContainerResourcesLimitsCpu", Ignored, noPods+"; cpuWeight sets a mount's share of the CPU on a busy node"),
-		mapped("mountpointContainerResourcesLimitsMemory", "memoryLimit", func(c *conversion, k legacyKey) { c.putBytes(keyMemoryLimit, k) }),
-		row("mountpointEnv.HTTPS_PROXY", Refused, noProxy),
-		row("mountpointEnv.NO_PROXY", Refused, noProxy),
-	}
+	}})
+	t.all(Ignored, "caches are below the driver's --cache-dir", "cacheEphemeralStorageClassName")
+	t.all(Ignored, "caches are on the node's disk and limited by cacheSize; set cacheSize if the default of 1Gi does not fit",
+		"cacheEphemeralStorageResourceRequest")
+	t.all(Ignored, noPods, "mountpointPodServiceAccountName")
+	t.all(Ignored, noCPU, "mountpointContainerResourcesRequestsCpu")
+	t.all(Ignored, noPods+"; memoryLimit limits the memory of a mount", "mountpointContainerResourcesRequestsMemory")
+	t.all(Ignored, noCPU, "mountpointContainerResourcesLimitsCpu")
+	t.mapped("mountpointContainerResourcesLimitsMemory", "memoryLimit", func(c *conversion, k legacyKey) { c.putBytes(keyMemoryLimit, k) })
+	t.all(Refused, noProxy, "mountpointEnv.HTTPS_PROXY", "mountpointEnv.NO_PROXY")
+	return t.rows
 }
 
 // attributeOptions are mount options of static volumes that set attributes of this driver, because in Kubernetes the mount options of a
 // PersistentVolume can be changed, but not its attributes.
 func attributeOptions() []ForeignDoc {
-	return []ForeignDoc{
-		{Origin: OriginOption, Name: "client", Outcome: Mapped, Here: "client; replaces mounter and options of k8s-csi-s3, which are then ignored", key: keyClient},
-		{Origin: OriginOption, Name: "backend", Outcome: Mapped, Here: "backend", key: keyBackend},
-		{Origin: OriginOption, Name: "role-arn", Outcome: Mapped, Here: "roleARN", key: keyRoleARN},
-	}
+	t := foreignRows{origin: OriginOption}
+	t.add(ForeignDoc{Name: "client", Outcome: Mapped, key: keyClient,
+		Here: "client; replaces mounter and options of k8s-csi-s3, which are then ignored"})
+	t.renamed("backend", keyBackend)
+	t.renamed("role-arn", keyRoleARN)
+	return t.rows
 }
 
 // awsOptions are the options of Mountpoint's command line, version 1.24 (its mountpoint-s3/src/cli.rs), and the conversions of mount
 // options by the AWS driver (its pkg/mountpoint/args.go).
 func awsOptions() []ForeignDoc {
-	var rows []ForeignDoc
-	add := func(outcome Outcome, here string, names ...string) {
-		for _, name := range names {
-			rows = append(rows, ForeignDoc{Origin: OriginAWSOption, Name: name, Outcome: outcome, Here: here})
-		}
-	}
-	mapped := func(name, key, here string, read func(c *conversion, k legacyKey)) {
-		if here == "" {
-			here = key
-		}
-		rows = append(rows, ForeignDoc{Origin: OriginAWSOption, Name: name, Outcome: Mapped, Here: here, key: key, read: read})
-	}
-	checked := func(name string, claim ClaimKind, here string) {
-		rows = append(rows, ForeignDoc{Origin: OriginAWSOption, Name: name, Outcome: Checked, Here: here, claim: claim})
-	}
-	mapped("prefix", keyPrefix, "", func(c *conversion, k legacyKey) {
+	const (
+		passed  = "the client's option of this name"
+		changes = passed + "; if the driver's name is " + AWSDriverName + " and the volume names no client, the default is false, as in the AWS driver"
+		keys    = "the volume's credentials decide how requests are signed; remove it, and set credentials (and a secret, or roleARN)"
+	)
+	t := foreignRows{origin: OriginAWSOption}
+	t.mapped("prefix", keyPrefix, func(c *conversion, k legacyKey) {
 		if strings.Contains(k.value, ",") {
 			c.refuse(k, "prefix contains a comma; list each option separately, or set the attribute prefix to a prefix with a comma")
 			return
 		}
 		c.put(keyPrefix, k)
 	})
-	mapped("region", keyRegion, "", nil)
-	mapped("uid", keyUID, "", nil)
-	mapped("gid", keyGID, "", nil)
-	mapped("dir-mode", keyDirMode, "", nil)
-	mapped("file-mode", keyFileMode, "", nil)
-	mapped("expected-bucket-owner", keyExpectedBucketOwner, "", nil)
-	mapped("read-only", keyReadOnly, `readOnly: "true"`, func(c *conversion, k legacyKey) { c.putFlag(keyReadOnly, k) })
-	mapped("cache", keyCache, `cache: "true"; the driver chooses the directory`, func(c *conversion, k legacyKey) {
+	t.renamed("region", keyRegion)
+	t.renamed("uid", keyUID)
+	t.renamed("gid", keyGID)
+	t.renamed("dir-mode", keyDirMode)
+	t.renamed("file-mode", keyFileMode)
+	t.renamed("expected-bucket-owner", keyExpectedBucketOwner)
+	t.mapped("read-only", `readOnly: "true"`, readOnlyFlag)
+	t.mapped("cache", `cache: "true"; the driver chooses the directory`, func(c *conversion, k legacyKey) {
 		if !k.hasValue || strings.HasPrefix(k.value, "/") {
 			k.value, k.hasValue = "true", true
 		}
 		c.put(keyCache, k)
 	})
-	mapped("max-cache-size", keyCacheSize, "cacheSize, with a cache; otherwise the client's option of this name, which enables a cache", func(c *conversion, k legacyKey) { c.maxCache = k })
-	checked("endpoint-url", ClaimEndpoint, "must be the endpoint of the volume's backend, or one of Amazon S3 if the backend is AWS; for another service, declare a backend in the driver's config file and set backend to its name")
-	checked("force-path-style", ClaimPathStyle, "the volume's backend must have addressing: path; ignored with AWS")
-	const changes = "the client's option of this name; if the driver's name is " + AWSDriverName + " and the volume names no client, the default is false, as in the AWS driver"
-	add(Passed, changes, "allow-delete", "allow-overwrite")
-	add(Passed, "the client's option of this name", "incremental-upload", "infer-content-type", "requester-pays", "transfer-acceleration", "dual-stack", "bucket-type",
-		"storage-class", "sse", "sse-kms-key-id", "upload-checksums", "metadata-ttl", "negative-metadata-ttl", "max-threads", "memory-target", "maximum-throughput-gbps",
+	t.mapped("max-cache-size", "cacheSize, with a cache; otherwise the client's option of this name, which enables a cache",
+		func(c *conversion, k legacyKey) { c.maxCache = k })
+	t.checked("endpoint-url", ClaimEndpoint, "must be the endpoint of the volume's backend, or one of Amazon S3 if the backend is AWS; for another service, "+
+		"declare a backend in the driver's config file and set backend to its name")
+	t.checked("force-path-style", ClaimPathStyle, "the volume's backend must have addressing: path; ignored with AWS")
+	t.all(Passed, changes, "allow-delete", "allow-overwrite")
+	t.all(Passed, passed, "incremental-upload", "infer-content-type", "requester-pays", "transfer-acceleration", "dual-stack", "bucket-type", "storage-class",
+		"sse", "sse-kms-key-id", "upload-checksums", "metadata-ttl", "negative-metadata-ttl", "max-threads", "memory-target", "maximum-throughput-gbps",
 		"part-size", "read-part-size", "write-part-size", "debug", "log-metrics")
-	add(Same, "always on", "allow-other", "foreground")
-	add(Same, "no effect, as in the AWS driver", "help", "version")
-	add(Ignored, "every user in a pod can access the mount, within dirMode and fileMode", "allow-root")
-	add(Ignored, "the driver unmounts", "auto-unmount")
-	add(Ignored, "the driver sets the number of retries", "aws-max-attempts")
-	add(Ignored, "clients write no log files; their output is in the log of the mount's helper", "log-directory", "no-log")
-	add(Ignored, "its output would contain session tokens; use debug instead", "debug-crt")
-	add(Ignored, "the driver sets it", "user-agent-prefix")
-	const keys = "the volume's credentials decide how requests are signed; remove it, and set credentials (and a secret, or roleARN)"
-	add(Refused, keys, "profile", "no-sign-request")
-	add(Refused, "put the certificates into caFile of the volume's backend", "ca-bundle")
-	add(Refused, `a shared cache would expose the volume's content to others; set cache: "true" and cacheSize`, "cache-xz")
-	add(Refused, "a volume cannot choose network interfaces of the node; remove it", "bind")
-	add(Refused, "a volume cannot decide where data is sent; remove it; the driver's metrics are in docs/reference/metrics.md", "otlp-endpoint", "otlp-export-interval")
-	add(Refused, "list each option separately and under its own name", "o")
-	return rows
+	t.all(Same, "always on", "allow-other", "foreground")
+	t.all(Same, "no effect, as in the AWS driver", "help", "version")
+	t.all(Ignored, "every user in a pod can access the mount, within dirMode and fileMode", "allow-root")
+	t.all(Ignored, "the driver unmounts", "auto-unmount")
+	t.all(Ignored, "the driver sets the number of retries", "aws-max-attempts")
+	t.all(Ignored, "clients write no log files; their output is in the log of the mount's helper", "log-directory", "no-log")
+	t.all(Ignored, "its output would contain session tokens; use debug instead", "debug-crt")
+	t.all(Ignored, "the driver sets it", "user-agent-prefix")
+	t.all(Refused, keys, "profile", "no-sign-request")
+	t.all(Refused, "put the certificates into caFile of the volume's backend", "ca-bundle")
+	t.all(Refused, `a shared cache would expose the volume's content to others; set cache: "true" and cacheSize`, "cache-xz")
+	t.all(Refused, "a volume cannot choose network interfaces of the node; remove it", "bind")
+	t.all(Refused, "a volume cannot decide where data is sent; remove it; the driver's metrics are in docs/reference/metrics.md", "otlp-endpoint",
+		"otlp-export-interval")
+	t.all(Refused, "list each option separately and under its own name", "o")
+	return t.rows
+}
+
+// readOnlyFlag sets readOnly, which is true without a value.
+func readOnlyFlag(c *conversion, k legacyKey) {
+	if !k.hasValue {
+		k.value, k.hasValue = "true", true
+	}
+	c.put(keyReadOnly, k)
 }
 
 func awsSource(c *conversion, k legacyKey) {
@@ -127,7 +126,8 @@ func awsSource(c *conversion, k legacyKey) {
 		k.value = source
 		c.put(keyCredentials, k)
 	case k.value != "":
-		c.refuse(k, "%q is neither driver nor pod; set credentials to %s, %s or %s instead", printable(k.value), credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
+		c.refuse(k, "%q is neither driver nor pod; set credentials to %s, %s or %s instead", printable(k.value), credentials.SourceDriver,
+			credentials.SourceSecret, credentials.SourceWorkload)
 	}
 }
 
@@ -189,7 +189,7 @@ func (c *conversion) finishCache() {
 func (r *Reading) awsDefaults() {
 	r.Attributes.Client = "mountpoint-s3"
 	for _, name := range []string{"allow-delete", "allow-overwrite"} {
-		if !slices.ContainsFunc(r.Options, func(o Option) bool { return o.Name == name }) {
+		if _, given := FindOption(r.Options, name); !given {
 			r.Options = append(r.Options, Option{Name: name, Value: "false", HasValue: true})
 		}
 	}
@@ -261,14 +261,6 @@ func readFlag(flag string) (legacyKey, error) {
 	}
 	k.name = strings.TrimPrefix(k.name, "--")
 	return k, checkOptionName(k.name)
-}
-
-// putFlag is put for options that are true without a value.
-func (c *conversion) putFlag(key string, k legacyKey) {
-	if !k.hasValue {
-		k.value, k.hasValue = "true", true
-	}
-	c.put(key, k)
 }
 
 // putBytes is put for quantities of Kubernetes.

@@ -34,9 +34,7 @@ var foreignTitles = []foreignTitle{
 func TestDocsForeignWordsAreThoseOfTheCode(t *testing.T) {
 	const file = "../../docs/reference/migrating-settings.md"
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	head, rest, ok := strings.Cut(string(text), foreignBegin)
 	_, tail, closed := strings.Cut(rest, foreignEnd)
 	if !ok || !closed {
@@ -48,9 +46,7 @@ func TestDocsForeignWordsAreThoseOfTheCode(t *testing.T) {
 	case !*update:
 		t.Errorf("%s differs from ForeignDocs; run: go test ./pkg/volume -run TestDocsForeign -update", file)
 	default:
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte(want), 0o644))
 	}
 }
 

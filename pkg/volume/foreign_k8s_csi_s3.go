@@ -17,48 +17,51 @@ const (
 
 // k8sS3Parameters are the StorageClass parameters of k8s-csi-s3. It copies them to the volume contexts of its volumes.
 func k8sS3Parameters() []ForeignDoc {
-	mounter := ForeignDoc{Origin: OriginK8sS3, Name: legacyMounter, Outcome: Mapped,
-		Here: "rclone becomes client: rclone. geesefs and s3fs are not available: set client: rclone, which supports the same writes, or client: mountpoint-s3, which streams large files (in an existing PersistentVolume, mountOptions: [client=rclone])"}
-	mounter.read = func(c *conversion, k legacyKey) {
-		if c.chosen {
-			c.ignore(k, "replaced by the mount option client")
-			return
+	t := foreignRows{origin: OriginK8sS3}
+	t.mapped(legacyBucket, "bucketName in a StorageClass; in a volume it must be the bucket of the handle", func(c *conversion, k legacyKey) {
+		switch {
+		case c.scope == ScopeContext:
+			c.bucket = k
+		case k.value != "":
+			c.put(keyBucketName, k)
 		}
-		switch k.value {
-		case "":
-		case "rclone", "mountpoint-s3":
-			c.put(keyClient, k)
-		case "mountpoint":
-			k.value = "mountpoint-s3"
-			c.put(keyClient, k)
-		default:
-			c.refuse(k, "%q is not a client of this driver: %s", printable(k.value), mounter.Here)
-		}
+	})
+	t.mapped(legacyMounter, mounterHere, readMounter)
+	t.mapped(legacyOptions, "each option is converted according to the table of its mounter; an empty value is ignored", readLegacyOptions)
+	t.add(ForeignDoc{Name: legacyCapacity, Outcome: Same, Here: "no effect, because S3 has no sizes", only: ScopeContext, read: func(*conversion, legacyKey) {}})
+	return t.rows
+}
+
+const mounterHere = "rclone becomes client: rclone. geesefs and s3fs are not available: set client: rclone, which supports the same writes, or " +
+	"client: mountpoint-s3, which streams large files (in an existing PersistentVolume, mountOptions: [client=rclone])"
+
+func readMounter(c *conversion, k legacyKey) {
+	if c.chosen {
+		c.ignore(k, "replaced by the mount option client")
+		return
 	}
-	return []ForeignDoc{
-		{Origin: OriginK8sS3, Name: legacyBucket, Outcome: Mapped, Here: "bucketName in a StorageClass; in a volume it must be the bucket of the handle", read: func(c *conversion, k legacyKey) {
-			switch {
-			case c.scope == ScopeContext:
-				c.bucket = k
-			case k.value != "":
-				c.put(keyBucketName, k)
-			}
-		}},
-		mounter,
-		{Origin: OriginK8sS3, Name: legacyOptions, Outcome: Mapped, Here: "each option is converted according to the table of its mounter; an empty value is ignored", read: readLegacyOptions},
-		{Origin: OriginK8sS3, Name: legacyCapacity, Outcome: Same, Here: "no effect, because S3 has no sizes", only: ScopeContext, read: func(*conversion, legacyKey) {}},
+	switch k.value {
+	case "":
+	case "rclone", "mountpoint-s3":
+		c.put(keyClient, k)
+	case "mountpoint":
+		k.value = "mountpoint-s3"
+		c.put(keyClient, k)
+	default:
+		c.refuse(k, "%q is not a client of this driver: %s", printable(k.value), mounterHere)
 	}
 }
 
 // k8sS3Secrets are the keys of its secrets.
 func k8sS3Secrets() []ForeignDoc {
-	return []ForeignDoc{
-		{Origin: OriginSecret, Name: credentials.SecretAccessKeyID, Outcome: Same, Here: "the access key"},
-		{Origin: OriginSecret, Name: credentials.SecretSecretAccessKey, Outcome: Same, Here: "the secret access key"},
-		{Origin: OriginSecret, Name: "endpoint", Outcome: Checked, claim: ClaimEndpoint, Here: "must be the endpoint of the volume's backend, or one of Amazon S3 if the backend is AWS; a secret never decides where keys are sent"},
-		{Origin: OriginSecret, Name: "region", Outcome: Checked, claim: ClaimRegion, Here: "must be the region of the volume's backend; ignored with AWS, where the bucket's region is detected"},
-		{Origin: OriginSecret, Name: "insecure", Outcome: Checked, claim: ClaimInsecure, Here: "certificates are always verified; true is accepted only if the backend has a caFile or no TLS"},
-	}
+	t := foreignRows{origin: OriginSecret}
+	t.all(Same, "the access key", credentials.SecretAccessKeyID)
+	t.all(Same, "the secret access key", credentials.SecretSecretAccessKey)
+	t.checked("endpoint", ClaimEndpoint, "must be the endpoint of the volume's backend, or one of Amazon S3 if the backend is AWS; a secret never decides "+
+		"where keys are sent")
+	t.checked("region", ClaimRegion, "must be the region of the volume's backend; ignored with AWS, where the bucket's region is detected")
+	t.checked("insecure", ClaimInsecure, "certificates are always verified; true is accepted only if the backend has a caFile or no TLS")
+	return t.rows
 }
 
 // splitLegacyOptions splits the options of k8s-csi-s3: words that are separated by white space, which double quotes can contain. A word with
@@ -148,35 +151,16 @@ const seeMigrating = "see docs/reference/migrating-settings.md#options-that-are-
 // rcloneOptions are those of rclone's mount (its cmd/mountlib, vfs/vfscommon and backend/s3) that volumes of k8s-csi-s3 are likely
 // to have.
 func rcloneOptions() []ForeignDoc {
-	var rows []ForeignDoc
-	add := func(outcome Outcome, here string, names ...string) {
-		for _, name := range names {
-			rows = append(rows, ForeignDoc{Origin: OriginRclone, Name: name, Outcome: outcome, Here: here})
-		}
+	t := foreignRows{origin: OriginRclone}
+	convert := func(name, ours string, convert func(c *conversion, name string, k legacyKey)) {
+		t.mapped(name, "mount option "+ours, func(c *conversion, k legacyKey) { convert(c, ours, k) })
 	}
-	attribute := func(name, key, here string, read func(c *conversion, k legacyKey)) {
-		rows = append(rows, ForeignDoc{Origin: OriginRclone, Name: name, Outcome: Mapped, Here: here, key: key, read: read})
-	}
-	option := func(name, ours string) {
-		attribute(name, "", "mount option "+ours, func(c *conversion, k legacyKey) { c.option(ours, k) })
-	}
-	size := func(name, ours string) {
-		attribute(name, "", "mount option "+ours, func(c *conversion, k legacyKey) { c.optionOfSize(ours, k) })
-	}
-	flag := func(name, ours string) {
-		attribute(name, "", "mount option "+ours, func(c *conversion, k legacyKey) {
-			if !k.hasValue {
-				k.value, k.hasValue = "true", true
-			}
-			c.option(ours, k)
-		})
-	}
-	attribute("uid", keyUID, keyUID, nil)
-	attribute("gid", keyGID, keyGID, nil)
-	attribute("dir-perms", keyDirMode, keyDirMode, nil)
-	attribute("file-perms", keyFileMode, keyFileMode, nil)
-	attribute("read-only", keyReadOnly, `readOnly: "true"`, func(c *conversion, k legacyKey) { c.putFlag(keyReadOnly, k) })
-	attribute("vfs-cache-mode", "", "full becomes the mount option read-cache; writes is always on; minimal and off are ignored", func(c *conversion, k legacyKey) {
+	t.renamed("uid", keyUID)
+	t.renamed("gid", keyGID)
+	t.renamed("dir-perms", keyDirMode)
+	t.renamed("file-perms", keyFileMode)
+	t.mapped("read-only", `readOnly: "true"`, readOnlyFlag)
+	t.mapped("vfs-cache-mode", "full becomes the mount option read-cache; writes is always on; minimal and off are ignored", func(c *conversion, k legacyKey) {
 		switch k.value {
 		case "full":
 			c.option("read-cache", legacyKey{field: k.field, name: k.name, value: "true", hasValue: true})
@@ -187,26 +171,27 @@ func rcloneOptions() []ForeignDoc {
 			c.refuse(k, "%s is not off, minimal, writes or full", k.name)
 		}
 	})
-	option("dir-cache-time", "dir-cache-time")
-	option("vfs-write-back", "write-back")
-	option("transfers", "transfers")
-	option("s3-storage-class", "storage-class")
-	option("s3-server-side-encryption", "sse")
-	option("s3-sse-kms-key-id", "sse-kms-key-id")
-	size("vfs-cache-max-size", "cache-size")
-	size("vfs-read-ahead", "read-ahead")
-	size("s3-chunk-size", "part-size")
-	flag("use-server-modtime", "server-mtime")
-	flag("s3-directory-markers", "directory-markers")
-	rows = append(rows, ForeignDoc{Origin: OriginRclone, Name: "s3-force-path-style", Outcome: Checked, claim: ClaimPathStyle,
-		Here: "the volume's backend must have addressing: path; ignored with AWS"})
-	add(Same, "always on", "allow-other", "allow-non-empty", "daemon", "default-permissions", "s3-no-check-bucket", "s3-env-auth")
-	add(Ignored, "the client has a fixed value", "vfs-cache-max-age", "vfs-cache-poll-interval", "vfs-cache-min-free-space", "buffer-size", "attr-timeout", "poll-interval",
-		"checkers", "fast-list", "max-read-ahead", "s3-upload-concurrency", "s3-upload-cutoff", "s3-provider", "no-modtime", "no-checksum", "timeout", "contimeout", "retries", "low-level-retries")
-	add(Ignored, "the client's output is in the log of the mount's helper; use the mount option debug for more", "log-level", "log-file", "v", "vv", "verbose", "quiet", "stats")
-	add(Ignored, "caches are below the driver's --cache-dir", "cache-dir")
-	add(Refused, seeMigrating, others)
-	return rows
+	convert("dir-cache-time", "dir-cache-time", (*conversion).option)
+	convert("vfs-write-back", "write-back", (*conversion).option)
+	convert("transfers", "transfers", (*conversion).option)
+	convert("s3-storage-class", "storage-class", (*conversion).option)
+	convert("s3-server-side-encryption", "sse", (*conversion).option)
+	convert("s3-sse-kms-key-id", "sse-kms-key-id", (*conversion).option)
+	convert("vfs-cache-max-size", "cache-size", (*conversion).optionOfSize)
+	convert("vfs-read-ahead", "read-ahead", (*conversion).optionOfSize)
+	convert("s3-chunk-size", "part-size", (*conversion).optionOfSize)
+	convert("use-server-modtime", "server-mtime", (*conversion).optionOfFlag)
+	convert("s3-directory-markers", "directory-markers", (*conversion).optionOfFlag)
+	t.checked("s3-force-path-style", ClaimPathStyle, "the volume's backend must have addressing: path; ignored with AWS")
+	t.all(Same, "always on", "allow-other", "allow-non-empty", "daemon", "default-permissions", "s3-no-check-bucket", "s3-env-auth")
+	t.all(Ignored, "the client has a fixed value", "vfs-cache-max-age", "vfs-cache-poll-interval", "vfs-cache-min-free-space", "buffer-size", "attr-timeout",
+		"poll-interval", "checkers", "fast-list", "max-read-ahead", "s3-upload-concurrency", "s3-upload-cutoff", "s3-provider", "no-modtime", "no-checksum",
+		"timeout", "contimeout", "retries", "low-level-retries")
+	t.all(Ignored, "the client's output is in the log of the mount's helper; use the mount option debug for more", "log-level", "log-file", "v", "vv",
+		"verbose", "quiet", "stats")
+	t.all(Ignored, "caches are below the driver's --cache-dir", "cache-dir")
+	t.all(Refused, seeMigrating, others)
+	return t.rows
 }
 
 // option adds an option for the client.
@@ -223,13 +208,19 @@ func (c *conversion) option(name string, k legacyKey) {
 		c.refuse(k, "%s %w", k.name, err)
 		return
 	}
-	for _, other := range c.options {
-		if other.Name == name {
-			c.refuse(k, "%s is set twice", k.name)
-			return
-		}
+	if _, twice := FindOption(c.options, name); twice {
+		c.refuse(k, "%s is set twice", k.name)
+		return
 	}
 	c.options = append(c.options, o)
+}
+
+// optionOfFlag is option for flags, which are true without a value.
+func (c *conversion) optionOfFlag(name string, k legacyKey) {
+	if !k.hasValue {
+		k.value, k.hasValue = "true", true
+	}
+	c.option(name, k)
 }
 
 const rcloneSize Pattern = `^([1-9][0-9]{0,11})([KMGT]?)(i?B?)$`

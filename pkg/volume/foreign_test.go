@@ -202,9 +202,7 @@ func TestWhatWasWrittenForOtherDriversIsMapped(t *testing.T) {
 				wantInvalid(t, err, "", c.refuse)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			where := ID{Backend: "default", Bucket: "bucket", Prefix: map[Origin]string{OriginK8sS3: "path/"}[c.origin]}
 			if c.name == "prefix" {
 				where.Prefix = "some-s3-prefix/"
@@ -272,9 +270,7 @@ func TestEveryRowOfOtherDriversHasItsOutcome(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			want := Reading{ID: got.ID}
 			if row.Origin == OriginRclone {
 				want.Attributes.Client = "rclone"
@@ -457,14 +453,11 @@ func TestAllThatIsRefusedIsSaidAtOnce(t *testing.T) {
 }
 
 func TestParametersOfK8sCSIS3(t *testing.T) {
-	got, err := ParseParameters(map[string]string{"bucket": "shared", "mounter": "rclone", "options": "--dir-cache-time 5m --uid 7 --vfs-cache-max-age 1h --s3-force-path-style"}, pvc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got, err := ParseParameters(map[string]string{"bucket": "shared", "mounter": "rclone", "options": "--dir-cache-time 5m --uid 7 --vfs-cache-max-age 1h " +
+		"--s3-force-path-style"}, pvc)
+	must(t, err)
 	want, err := ParseParameters(map[string]string{"bucketName": "shared", "client": "rclone", "mountOptions": "dir-cache-time=5m", "uid": "7"}, pvc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got.Digest() != want.Digest() || !reflect.DeepEqual(got.Context(), want.Context()) || got.ID("n", 1) != want.ID("n", 1) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
@@ -479,12 +472,14 @@ func TestParametersOfK8sCSIS3(t *testing.T) {
 		field  string
 		words  []string
 	}{
-		"geesefs":             {with(nil, "mounter", "geesefs", "options", "--memory-limit 1000"), "parameters.mounter", []string{"client: rclone", "parameters.options", "memory-limit"}},
-		"two buckets":         {with(nil, "bucket", "one-bucket", "bucketName", "other"), "parameters.bucket", []string{"contradicts bucketName"}},
-		"capacity":            {with(nil, "capacity", "1"), "parameters.capacity", []string{"is not a parameter"}},
-		"the AWS driver's":    {with(nil, "authenticationSource", "pod"), "parameters.authenticationSource", []string{"nearest is credentials"}},
-		"a value of options":  {with(nil, "mounter", "rclone", "options", "--uid root"), "parameters.options", []string{"whole number"}},
-		"an option and ours":  {with(nil, "mounter", "rclone", "options", "--transfers 1", "mountOptions", "transfers=2"), "parameters.mountOptions", []string{"transfers"}},
+		"geesefs": {with(nil, "mounter", "geesefs", "options", "--memory-limit 1000"), "parameters.mounter",
+			[]string{"client: rclone", "parameters.options", "memory-limit"}},
+		"two buckets":        {with(nil, "bucket", "one-bucket", "bucketName", "other"), "parameters.bucket", []string{"contradicts bucketName"}},
+		"capacity":           {with(nil, "capacity", "1"), "parameters.capacity", []string{"is not a parameter"}},
+		"the AWS driver's":   {with(nil, "authenticationSource", "pod"), "parameters.authenticationSource", []string{"nearest is credentials"}},
+		"a value of options": {with(nil, "mounter", "rclone", "options", "--uid root"), "parameters.options", []string{"whole number"}},
+		"an option and ours": {with(nil, "mounter", "rclone", "options", "--transfers 1", "mountOptions", "transfers=2"), "parameters.mountOptions",
+			[]string{"transfers"}},
 		"an option elsewhere": {with(nil, "mounter", "rclone", "options", "--s3-endpoint http://x"), "parameters.options", []string{"s3-endpoint is not supported"}},
 	} {
 		_, err := ParseParameters(tt.params, pvc)
@@ -494,13 +489,15 @@ func TestParametersOfK8sCSIS3(t *testing.T) {
 		}
 		wantInvalid(t, err, tt.field, tt.words...)
 	}
-	if got, err := ParseParameters(map[string]string{"bucket": "", "mounter": "", "options": ""}, pvc); err != nil || got.BucketName != "" || got.Node.Client != "" {
+	if got, err := ParseParameters(map[string]string{"bucket": "", "mounter": "", "options": ""}, pvc); err != nil || got.BucketName != "" ||
+		got.Node.Client != "" {
 		t.Errorf("empty parameters: %+v, %v", got, err)
 	}
 }
 
 func TestSecretsClaimWhatTheyBringBesideKeys(t *testing.T) {
-	got := SecretClaims(map[string]string{"accessKeyID": "a", "secretAccessKey": "b", "endpoint": "https://s3.example", "region": "", "insecure": "true", "other": "x"})
+	got := SecretClaims(map[string]string{"accessKeyID": "a", "secretAccessKey": "b", "endpoint": "https://s3.example", "region": "", "insecure": "true",
+		"other": "x"})
 	want := []Claim{{ClaimEndpoint, "secrets.endpoint", "https://s3.example"}, {ClaimInsecure, "secrets.insecure", "true"}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%v", got)
@@ -509,7 +506,8 @@ func TestSecretsClaimWhatTheyBringBesideKeys(t *testing.T) {
 
 func FuzzReadFlags(f *testing.F) {
 	for _, s := range []string{
-		"prefix some prefix/", "region us-west-2", "--x", "--x=y", "--x y", "uid=1000", "-d", "-o x", "cache /x", "max-cache-size 5", "endpoint-url http://h:1", "force-path-style",
+		"prefix some prefix/", "region us-west-2", "--x", "--x=y", "--x y", "uid=1000", "-d", "-o x", "cache /x", "max-cache-size 5", "endpoint-url " +
+			"http://h:1", "force-path-style",
 		"metadata-ttl indefinite", "--a --b", " prefix  =x ", "allow-other", "read-only=false",
 	} {
 		f.Add(s, "b=1", "cacheEmptyDirSizeLimit", "1.5Gi")
@@ -518,7 +516,8 @@ func FuzzReadFlags(f *testing.F) {
 	f.Add("uid=1", "gid 2", "options", `--dir-mode 0777 -o a=b,c "x \" y"`)
 	f.Add("uid=1", "gid 2", "authenticationSource", "pod")
 	f.Fuzz(func(t *testing.T, a, b, key, value string) {
-		g := Given{Handle: "h", Context: map[string]string{"bucketName": "shared", key: value}, Flags: []string{a, b}, FlagsField: flagsField, DriverName: AWSDriverName}
+		g := Given{Handle: "h", Context: map[string]string{"bucketName": "shared", key: value}, Flags: []string{a, b}, FlagsField: flagsField,
+			DriverName: AWSDriverName}
 		r, err := Read(g)
 		if err != nil {
 			wantInvalid(t, err, "")
@@ -534,4 +533,11 @@ func FuzzReadFlags(f *testing.F) {
 			t.Fatalf("the volume is at %v", r.ID)
 		}
 	})
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -73,23 +73,15 @@ func ValidateBackendName(name string) error {
 }
 
 func checkBackendName(name string) error {
-	if !isName(name, maxBackendName) {
+	if !IsName(name, maxBackendName) {
 		return fmt.Errorf("backend name %q is not 1 to %d of a-z, 0-9 and \"-\", with a letter or digit at both ends", name, maxBackendName)
 	}
 	return nil
 }
 
-// isName reports whether s is [a-z0-9] with inner dashes.
-func isName(s string, limit int) bool {
-	if s == "" || len(s) > limit || s[0] == '-' || s[len(s)-1] == '-' {
-		return false
-	}
-	for i := range len(s) {
-		if !isLower(s[i]) && s[i] != '-' {
-			return false
-		}
-	}
-	return true
+// IsName reports whether s is [a-z0-9] with inner dashes.
+func IsName(s string, limit int) bool {
+	return s != "" && len(s) <= limit && s[0] != '-' && s[len(s)-1] != '-' && consistsOf(s, func(c byte) bool { return isLower(c) || c == '-' })
 }
 
 // NameSegment parses the last path element of the volume's prefix, "<segment>" or "<segment>@<generation>", which

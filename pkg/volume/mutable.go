@@ -26,48 +26,34 @@ type Mutable struct {
 // ParseMutable parses mutable_parameters. Keys below csi.storage.k8s.io/ are the metadata of external-resizer. Errors are Invalid, and
 // name every key that is unknown or immutable.
 func ParseMutable(params map[string]string) (Mutable, error) {
-	given := maps.Clone(params)
-	maps.DeleteFunc(given, func(key, _ string) bool { return orchestrated(key) })
-	if mapSize(given) > maxMap {
-		return Mutable{}, fault.Field("mutable_parameters", "have more than %d bytes", maxMap)
+	const field = "mutable_parameters"
+	given, err := authored(params, field)
+	if err != nil {
+		return Mutable{}, err
 	}
-	var unknown, immutable []string
+	all := parameters(ScopeClass)
+	var unknown, fixed, problems []string
 	for _, key := range slices.Sorted(maps.Keys(given)) {
-		switch doc, known := parameter(key, ScopeClass); {
+		switch doc, known := all.row(key); {
 		case !known:
 			unknown = append(unknown, key)
 		case !doc.Mutable:
-			immutable = append(immutable, key)
+			fixed = append(fixed, key)
 		}
 	}
-	can := "those that can be changed are " + strings.Join(mutableNames(), ", ")
-	switch {
-	case len(unknown) > 0 && len(immutable) > 0:
-		return Mutable{}, fault.Field("mutable_parameters", "unknown: %s; fixed at creation: %s; %s", strings.Join(unknown, ", "), strings.Join(immutable, ", "), can)
-	case len(unknown) > 0:
-		return Mutable{}, fault.Field("mutable_parameters", "unknown: %s; %s", strings.Join(unknown, ", "), can)
-	case len(immutable) > 0:
-		return Mutable{}, fault.Field("mutable_parameters", "fixed at creation: %s; %s", strings.Join(immutable, ", "), can)
+	if unknown != nil {
+		problems = append(problems, "unknown: "+strings.Join(unknown, ", "))
+	}
+	if fixed != nil {
+		problems = append(problems, "fixed at creation: "+strings.Join(fixed, ", "))
+	}
+	if problems != nil {
+		all.rows = slices.DeleteFunc(all.rows, func(doc ParameterDoc) bool { return !doc.Mutable })
+		return Mutable{}, fault.Field(field, "%s; those that can be changed are %s", strings.Join(problems, "; "), strings.Join(all.names(), ", "))
 	}
 	var p Parameters
-	for _, key := range slices.Sorted(maps.Keys(given)) {
-		doc, _ := parameter(key, ScopeClass)
-		if err := doc.set(&p, given[key], "mutable_parameters."+key); err != nil {
-			return Mutable{}, err
-		}
-	}
-	return p.Mutable, nil
-}
-
-// mutableNames returns the parameters that can be changed after creation.
-func mutableNames() []string {
-	var list []string
-	for _, doc := range ParameterDocs() {
-		if doc.Mutable {
-			list = append(list, doc.Name)
-		}
-	}
-	return list
+	err = all.parse(&p, given, func(key string) string { return field + "." + key })
+	return p.Mutable, err
 }
 
 // parseTags parses "key=value,key=value". The characters are those that every service accepts in tags.

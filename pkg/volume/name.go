@@ -35,11 +35,12 @@ func element(segment string, generation int) string {
 
 // isSegment reports whether s is valid as a path segment.
 func isSegment(s string, limit int) bool {
-	if s == "" || len(s) > limit || !isAlphanumeric(s[0]) {
-		return false
-	}
+	return s != "" && len(s) <= limit && isAlphanumeric(s[0]) && consistsOf(s, isSegmentByte)
+}
+
+func consistsOf(s string, allowed func(byte) bool) bool {
 	for i := range len(s) {
-		if !isSegmentByte(s[i]) {
+		if !allowed(s[i]) {
 			return false
 		}
 	}
@@ -90,15 +91,7 @@ func hash(s string) string {
 // looksHashed reports whether s ends like a result of hashed.
 func looksHashed(s string) bool {
 	at := len(s) - hashLen
-	if at < 2 || s[at-1] != '-' {
-		return false
-	}
-	for i := at; i < len(s); i++ {
-		if !('a' <= s[i] && s[i] <= 'z' || '2' <= s[i] && s[i] <= '7') {
-			return false
-		}
-	}
-	return true
+	return at >= 2 && s[at-1] == '-' && consistsOf(s[at:], func(c byte) bool { return 'a' <= c && c <= 'z' || '2' <= c && c <= '7' })
 }
 
 // Pattern is a regular expression that is compiled on use, because every helper links packages with patterns and uses none of them.

@@ -3,6 +3,7 @@ package volume
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -26,6 +27,18 @@ func (o Option) String() string {
 	}
 	return o.Name
 }
+
+// FindOption returns the option of that name.
+func FindOption(options []Option, name string) (Option, bool) {
+	i := slices.IndexFunc(options, func(o Option) bool { return o.Name == name })
+	if i < 0 {
+		return Option{}, false
+	}
+	return options[i], true
+}
+
+// On reports whether a flag is set.
+func (o Option) On() bool { return !o.HasValue || o.Value == "true" }
 
 // ParseMountOptions splits mount options into names and values: "allow-delete", "--allow-delete", "uid=1000",
 // "--uid=1000" and "--uid 1000" are options, anything else is an Invalid error that names field[i]. Options that a parser could
@@ -141,7 +154,7 @@ func checkOptionText(flag string) error {
 // checkOptionName refuses what is not [a-z][a-z0-9-]* without a dash at the end.
 func checkOptionName(s string) error {
 	switch {
-	case isName(s, 64) && 'a' <= s[0] && s[0] <= 'z':
+	case IsName(s, 64) && 'a' <= s[0] && s[0] <= 'z':
 		return nil
 	case strings.Contains(s, ","):
 		return errors.New("contains a comma; list each option separately")

@@ -30,24 +30,17 @@ func ParseParameters(params map[string]string, name string) (Parameters, error) 
 		return Parameters{}, err
 	}
 	p := Parameters{Backend: DefaultBackend, Mutable: Mutable{OnDelete: OnDeleteDelete}, MaxObjects: DefaultMaxObjects, MaxBytes: DefaultMaxBytes}
-	given := maps.Clone(params)
-	maps.DeleteFunc(given, func(key, _ string) bool { return orchestrated(key) })
-	if mapSize(given) > maxMap {
-		return Parameters{}, fault.Field("parameters", "have more than %d bytes", maxMap)
+	given, err := authored(params, "parameters")
+	if err != nil {
+		return Parameters{}, err
 	}
 	c := newConversion(given, ScopeClass)
 	c.keys(k8sS3Parameters())
 	if err := c.err(); err != nil {
 		return Parameters{}, err
 	}
-	for _, key := range slices.Sorted(maps.Keys(given)) {
-		doc, known := parameter(key, ScopeClass)
-		if !known {
-			return Parameters{}, fault.Field(c.field(key), "is not a parameter of volumes (in Kubernetes: of a StorageClass); %s", suggestion(key, ScopeClass))
-		}
-		if err := doc.set(&p, given[key], c.field(key)); err != nil {
-			return Parameters{}, err
-		}
+	if err := parameters(ScopeClass).parse(&p, given, c.field); err != nil {
+		return Parameters{}, err
 	}
 	if err := p.Node.addOptions(c.options, "parameters."); err != nil {
 		return Parameters{}, err
@@ -103,10 +96,8 @@ func parseBucket(value, field string) (string, error) {
 func parseBase(value, _ string) (string, error) { return value, nil }
 
 func parseBucketNamePrefix(value, field string) (string, error) {
-	for i := range len(value) {
-		if !isLower(value[i]) && value[i] != '-' {
-			return "", fault.Field(field, `%q may contain only a-z, 0-9 and "-"`, value)
-		}
+	if !consistsOf(value, func(c byte) bool { return isLower(c) || c == '-' }) {
+		return "", fault.Field(field, `%q may contain only a-z, 0-9 and "-"`, value)
 	}
 	if strings.HasPrefix(value, "-") {
 		return "", fault.Field(field, "%q starts with a dash", value)
@@ -114,10 +105,8 @@ func parseBucketNamePrefix(value, field string) (string, error) {
 	if over := len(value) - maxBucketNamePrefix; over > 0 {
 		return "", fault.Field(field, "is too long by %d bytes, the maximum is %d", over, maxBucketNamePrefix)
 	}
-	for _, reserved := range []string{"xn--", "sthree-", "amzn-s3-demo-"} {
-		if strings.HasPrefix(value, reserved) {
-			return "", fault.Field(field, "%q starts with %q, which Amazon S3 reserves", value, reserved)
-		}
+	if err := notReserved(value); err != nil {
+		return "", fault.Field(field, "%q %w", value, err)
 	}
 	return value, nil
 }
@@ -140,14 +129,16 @@ func (p *Parameters) place(params map[string]string) error {
 	// The budget assumes the longest name, so that a StorageClass is valid for all names or for none.
 	budget := maxString - len(ID{Backend: p.Backend, Bucket: p.BucketName, Prefix: "/"}.String()) + 1 - longestElement
 	if budget < 0 {
-		return fault.Field("parameters."+keyBucketName, "%q and backend name %q together are too long by %d bytes for a volume id of %d bytes", p.BucketName, p.Backend, -budget, maxString)
+		return fault.Field("parameters."+keyBucketName, "%q and backend name %q together are too long by %d bytes for a volume id of %d bytes",
+			p.BucketName, p.Backend, -budget, maxString)
 	}
 	base, over, err := expandBase(prefix, params, budget)
 	if err != nil {
 		return fault.Field("parameters."+keyPrefix, "%q %w", prefix, err)
 	}
 	if over > 0 {
-		return fault.Field("parameters."+keyPrefix, "%q is too long by %d bytes: with backend %s and bucket %s, a volume id of %d bytes has room for %d", prefix, over, p.Backend, p.BucketName, maxString, budget)
+		return fault.Field("parameters."+keyPrefix, "%q is too long by %d bytes: with backend %s and bucket %s, a volume id of %d bytes has room for %d",
+			prefix, over, p.Backend, p.BucketName, maxString, budget)
 	}
 	p.Prefix = base
 	return nil
@@ -194,7 +185,7 @@ func (p Parameters) Digest() string {
 	given := map[string]string{}
 	for _, doc := range ParameterDocs() {
 		// Unset parameters are omitted, so that parameters of later versions do not change existing digests.
-		if value := doc.get(&p); value != "" {
+		if value := doc.codec.get(&p); value != "" {
 			given[doc.Name] = value
 		}
 	}

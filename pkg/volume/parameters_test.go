@@ -61,9 +61,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 		"maxBytes":            "2Gi",
 	}
 	got, err := ParseParameters(with(given, "csi.storage.k8s.io/pvc/name", "data", "csi.storage.k8s.io/something-new", "x"), pvc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := Parameters{
 		Backend: "minio", BucketName: "shared", Prefix: "volumes/", Mutable: Mutable{OnDelete: OnDeleteRetain, Usage: Usage(6 * time.Hour)},
 		MaxObjects: 7, MaxBytes: 2 << 30, SnapshotAccess: SnapshotAccessDirect,
@@ -88,10 +86,9 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 
 func TestParseParametersWithoutAnyMakesABucketPerVolume(t *testing.T) {
 	got, err := ParseParameters(nil, pvc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := (Parameters{Backend: "default", Mutable: Mutable{OnDelete: OnDeleteDelete}, MaxObjects: DefaultMaxObjects, MaxBytes: DefaultMaxBytes}); !reflect.DeepEqual(got, want) {
+	must(t, err)
+	if want := (Parameters{Backend: "default", Mutable: Mutable{OnDelete: OnDeleteDelete}, MaxObjects: DefaultMaxObjects,
+		MaxBytes: DefaultMaxBytes}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v", got)
 	}
 	if id := got.ID(pvc, 1); id.String() != "default:"+pvc {
@@ -195,13 +192,15 @@ func TestParseParametersRefusesBadValuesByName(t *testing.T) {
 		"prefix invisible":             {with(bucket, "prefix", "a\u202eb"), "parameters.prefix", nil},
 		"prefix not UTF-8":             {with(bucket, "prefix", "a\xff"), "parameters.prefix", []string{"UTF-8"}},
 		"prefix ends in space":         {with(bucket, "prefix", "a "), "parameters.prefix", []string{"white space"}},
-		"unknown template":             {with(bucket, "prefix", "${pod.name}/"), "parameters.prefix", []string{"${pod.name}", "${pv.name}, ${pvc.name}, ${pvc.namespace}"}},
-		"empty template":               {with(bucket, "prefix", "${}"), "parameters.prefix", []string{"${}"}},
-		"open template":                {with(bucket, "prefix", "a/${pvc.name"), "parameters.prefix", []string{`without "}"`}},
-		"template without metadata":    {with(bucket, "prefix", "${pvc.namespace}"), "parameters.prefix", []string{"--extra-create-metadata"}},
-		"prefix too long":              {with(bucket, "prefix", strings.Repeat("p", 70)), "parameters.prefix", []string{"by 4 bytes", "room for 67"}},
-		"prefix too long by one":       {with(bucket, "prefix", strings.Repeat("p", 67)), "parameters.prefix", []string{"by 1 bytes"}},
-		"no room for any volume":       {with(nil, "backend", strings.Repeat("b", 32), "bucketName", strings.Repeat("k", 63)), "parameters.bucketName", []string{"by 15 bytes"}},
+		"unknown template": {with(bucket, "prefix", "${pod.name}/"), "parameters.prefix",
+			[]string{"${pod.name}", "${pv.name}, ${pvc.name}, ${pvc.namespace}"}},
+		"empty template":            {with(bucket, "prefix", "${}"), "parameters.prefix", []string{"${}"}},
+		"open template":             {with(bucket, "prefix", "a/${pvc.name"), "parameters.prefix", []string{`without "}"`}},
+		"template without metadata": {with(bucket, "prefix", "${pvc.namespace}"), "parameters.prefix", []string{"--extra-create-metadata"}},
+		"prefix too long":           {with(bucket, "prefix", strings.Repeat("p", 70)), "parameters.prefix", []string{"by 4 bytes", "room for 67"}},
+		"prefix too long by one":    {with(bucket, "prefix", strings.Repeat("p", 67)), "parameters.prefix", []string{"by 1 bytes"}},
+		"no room for any volume": {with(nil, "backend", strings.Repeat("b", 32), "bucketName", strings.Repeat("k", 63)), "parameters.bucketName",
+			[]string{"by 15 bytes"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := ParseParameters(tt.params, pvc)
@@ -242,17 +241,17 @@ func TestBasePrefixIsExpanded(t *testing.T) {
 		"a value like a template":   {"${pvc.name}", "team-a", "${pv.name}", "pv.name-" + hash("${pv.name}") + "/"},
 		"a value like a hashed one": {"${pvc.name}", "team-a", "x-" + hash("y"), "x-" + hash("y")[:5] + "-" + hash("x-"+hash("y")) + "/"},
 		"a long value that fits":    {"${pvc.namespace}", long, "data", long + "/"},
-		"the name is hashed first":  {"${pvc.namespace}/${pvc.name}", "team-of-many-people-and-names", strings.Repeat("d", 50), "team-of-many-people-and-names/ddddddd-" + hash(strings.Repeat("d", 50)) + "/"},
-		"the namespace only last":   {"${pvc.namespace}/${pvc.name}", long, strings.Repeat("d", 50), "nnnnnnn-" + hash(long) + "/ddddddd-" + hash(strings.Repeat("d", 50)) + "/"},
-		"longer than a label":       {"${pvc.name}", "team-a", strings.Repeat("d", 64), "ddddddd-" + hash(strings.Repeat("d", 64)) + "/"},
+		"the name is hashed first": {"${pvc.namespace}/${pvc.name}", "team-of-many-people-and-names", strings.Repeat("d", 50),
+			"team-of-many-people-and-names/ddddddd-" + hash(strings.Repeat("d", 50)) + "/"},
+		"the namespace only last": {"${pvc.namespace}/${pvc.name}", long, strings.Repeat("d", 50),
+			"nnnnnnn-" + hash(long) + "/ddddddd-" + hash(strings.Repeat("d", 50)) + "/"},
+		"longer than a label": {"${pvc.name}", "team-a", strings.Repeat("d", 64), "ddddddd-" + hash(strings.Repeat("d", 64)) + "/"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			params := with(metadata(), "bucketName", "shared", "prefix", tt.prefix,
 				"csi.storage.k8s.io/pvc/namespace", tt.namespace, "csi.storage.k8s.io/pvc/name", tt.pvc)
 			got, err := ParseParameters(params, pvc)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if got.Prefix != tt.want {
 				t.Errorf("base %q, want %q", got.Prefix, tt.want)
 			}
@@ -410,9 +409,7 @@ func TestDigestNeverChanges(t *testing.T) {
 func digestOf(t *testing.T, params map[string]string) string {
 	t.Helper()
 	p, err := ParseParameters(params, pvc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return p.Digest()
 }
 
@@ -449,7 +446,7 @@ func FuzzParseParameters(f *testing.F) {
 		for _, generation := range []int{1, 2, MaxGeneration} {
 			checkPlace(t, p, name, generation)
 		}
-		id, attributes, err := ParseContext(p.ID(name, 1).String(), p.Context())
+		id, attributes, err := parseContext(p.ID(name, 1).String(), p.Context())
 		if err != nil || id != p.ID(name, 1) || !reflect.DeepEqual(attributes, p.Node) {
 			t.Fatalf("the node reads %v, %+v, %v of %+v", id, attributes, err, p)
 		}

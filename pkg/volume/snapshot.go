@@ -5,9 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -168,29 +166,26 @@ const (
 	keySnapshotAccess = "snapshotAccess"
 )
 
-// SnapshotParameterDoc is one row of the table of parameters of a VolumeSnapshotClass.
-type SnapshotParameterDoc struct {
-	Name, Default, Meaning string
-	codec[SnapshotParameters]
-}
-
 // SnapshotParameterDocs returns the table of all parameters of a VolumeSnapshotClass, in the order of the documentation.
-func SnapshotParameterDocs() []SnapshotParameterDoc {
-	return []SnapshotParameterDoc{
-		{keyBucketName, "the source's bucket; required if the source has its own bucket",
-			"The bucket in which snapshots are stored. On the source's backend; the driver's credentials must reach both.",
+func SnapshotParameterDocs() []Doc[SnapshotParameters] {
+	return []Doc[SnapshotParameters]{
+		{keyBucketName, ScopeClass, "the source's bucket; required if the source has its own bucket",
+			"The bucket in which snapshots are stored. On the source's backend; the driver's credentials must reach both.", false,
 			of(func(p *SnapshotParameters) *string { return &p.BucketName }, parseBucket, nil)},
-		{keyConsistency, "`object`", "[`object`](../explanation/snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some time " +
-			"between the start and the end of the copy. [`time`](../explanation/snapshots.md#a-snapshot-of-one-time): all objects are as they were at one time; the bucket must " +
-			"have versioning.",
+		{keyConsistency, ScopeClass, "`object`", "[`object`](../explanation/snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and " +
+			"existed at some " +
+			"time " +
+			"between the start and the end of the copy. [`time`](../explanation/snapshots.md#a-snapshot-of-one-time): all objects are as they were at one time; the " +
+			"bucket must " +
+			"have versioning.", false,
 			oneOf(func(p *SnapshotParameters) *string { return &p.Consistency }, SnapshotObject, SnapshotTime)},
-		{keyMaxObjects, "`100000`", "Maximum number of objects of a snapshot. A larger source is refused.",
+		{keyMaxObjects, ScopeClass, "`100000`", "Maximum number of objects of a snapshot. A larger source is refused.", false,
 			of(func(p *SnapshotParameters) *int64 { return &p.MaxObjects }, parseNumber[int64](1, math.MaxInt64), nil)},
-		{keyMaxBytes, "`1Ti`", "Maximum size of a snapshot, in bytes: `500Gi`.",
+		{keyMaxBytes, ScopeClass, "`1Ti`", "Maximum size of a snapshot, in bytes: `500Gi`.", false,
 			of(func(p *SnapshotParameters) *int64 { return &p.MaxBytes }, parseBytes[int64](1, 1<<62), nil)},
-		{keyOnDelete, "`delete`", "What DeleteSnapshot does with the data: `delete`, `purge` or `retain`, as for volumes.",
+		{keyOnDelete, ScopeClass, "`delete`", "What DeleteSnapshot does with the data: `delete`, `purge` or `retain`, as for volumes.", false,
 			oneOf(func(p *SnapshotParameters) *OnDelete { return &p.OnDelete }, OnDeleteDelete, OnDeletePurge, OnDeleteRetain)},
-		{keyStaticVolumes, "`false`", "`true` allows snapshots of [static volumes](../explanation/snapshots.md#snapshots-of-static-volumes).",
+		{keyStaticVolumes, ScopeClass, "`false`", "`true` allows snapshots of [static volumes](../explanation/snapshots.md#snapshots-of-static-volumes).", false,
 			of(func(p *SnapshotParameters) *bool { return &p.StaticVolumes }, parseBool, nil)},
 	}
 }
@@ -199,29 +194,12 @@ func SnapshotParameterDocs() []SnapshotParameterDoc {
 // Invalid and name the field.
 func ParseSnapshotParameters(params map[string]string) (SnapshotParameters, error) {
 	p := SnapshotParameters{Consistency: SnapshotObject, MaxObjects: DefaultMaxObjects, MaxBytes: DefaultMaxBytes, OnDelete: OnDeleteDelete}
-	if mapSize(params) > maxMap {
-		return p, fault.Field("parameters", "have more than %d bytes", maxMap)
+	given, err := authored(params, "parameters")
+	if err != nil {
+		return p, err
 	}
-	known := map[string]SnapshotParameterDoc{}
-	for _, doc := range SnapshotParameterDocs() {
-		known[doc.Name] = doc
-	}
-	for _, key := range slices.Sorted(maps.Keys(params)) {
-		if orchestrated(key) {
-			continue
-		}
-		field := "parameters." + key
-		doc, ok := known[key]
-		if !ok {
-			names := slices.Sorted(maps.Keys(known))
-			nearest, _ := Nearest(key, names)
-			return p, fault.Field(field, "is not a parameter of a VolumeSnapshotClass; the nearest is %s (all: %s)", nearest, strings.Join(names, ", "))
-		}
-		if err := doc.set(&p, params[key], field); err != nil {
-			return p, err
-		}
-	}
-	return p, nil
+	all := table[SnapshotParameters]{"a parameter of a VolumeSnapshotClass", SnapshotParameterDocs()}
+	return p, all.parse(&p, given, func(key string) string { return "parameters." + key })
 }
 
 // ID returns the snapshot's id.

@@ -14,8 +14,10 @@ func TestSnapshotIDsAreStrict(t *testing.T) {
 		t.Error(id.Data())
 	}
 	for _, bad := range []string{
-		"", "x", "default:bucket", "default:bucket/", "default:bucket/s", "default:bucket/s@", "default:bucket/s@0", "default:bucket/s@01", "default:bucket/s@10000", "default:bucket/a/s@1", "default:bucket/s@1/",
-		"default:bucket/@1", "default:bucket/.s@1", "default:b/s@1", "Default:bucket/s@1", "default:bucket/s@1@1", "default:bucket/" + strings.Repeat("s", 41) + "@1", strings.Repeat("x", 129),
+		"", "x", "default:bucket", "default:bucket/", "default:bucket/s", "default:bucket/s@", "default:bucket/s@0", "default:bucket/s@01",
+		"default:bucket/s@10000", "default:bucket/a/s@1", "default:bucket/s@1/",
+		"default:bucket/@1", "default:bucket/.s@1", "default:b/s@1", "Default:bucket/s@1", "default:bucket/s@1@1", "default:bucket/" + strings.Repeat("s", 41) +
+			"@1", strings.Repeat("x", 129),
 	} {
 		if id, err := ParseSnapshotID(bad); err == nil {
 			t.Errorf("%q is %+v", bad, id)
@@ -39,7 +41,8 @@ func FuzzSnapshotID(f *testing.F) {
 
 func TestContentIsReadAsItWasWritten(t *testing.T) {
 	for _, c := range []Content{
-		{Snapshot: SnapshotID{Backend: "b", Bucket: "bucket", Segment: "s", Generation: 1}}, {Volume: ID{Backend: "b", Bucket: "bucket", Prefix: "v/"}}, {Volume: ID{Backend: "b", Bucket: "bucket"}},
+		{Snapshot: SnapshotID{Backend: "b", Bucket: "bucket", Segment: "s", Generation: 1}}, {Volume: ID{Backend: "b", Bucket: "bucket",
+			Prefix: "v/"}}, {Volume: ID{Backend: "b", Bucket: "bucket"}},
 	} {
 		if back, err := ParseContent(c.String()); err != nil || back != c || c.Backend() != "b" {
 			t.Errorf("%q: %+v, %v", c, back, err)
@@ -65,10 +68,9 @@ func TestEverySnapshotParameterIsParsed(t *testing.T) {
 		}
 	}
 	one, err := ParseSnapshotParameters(map[string]string{"maxBytes": "1Gi", "csi.storage.k8s.io/volumesnapshot/name": "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if two, err := ParseSnapshotParameters(map[string]string{"maxBytes": "1073741824", "onDelete": "delete"}); err != nil || one != two || one.Digest() != two.Digest() {
+	must(t, err)
+	if two, err := ParseSnapshotParameters(map[string]string{"maxBytes": "1073741824", "onDelete": "delete"}); err != nil || one != two ||
+		one.Digest() != two.Digest() {
 		t.Errorf("%+v and %+v, %v", one, two, err)
 	}
 	long := ID{Backend: strings.Repeat("b", 32), Bucket: strings.Repeat("c", 63), Prefix: "v/"}
@@ -80,9 +82,7 @@ func TestEverySnapshotParameterIsParsed(t *testing.T) {
 
 func TestAVolumeThatIsASnapshot(t *testing.T) {
 	p, err := ParseParameters(map[string]string{"bucketName": "bucket", "snapshotAccess": "direct"}, "v")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	wantInvalid(t, p.ApplyAccess(), "parameters.snapshotAccess")
 	p.Content.Snapshot = SnapshotID{Backend: "default", Bucket: "other", Segment: "s", Generation: 2}
 	wantInvalid(t, p.ApplyAccess(), "parameters.bucketName")

@@ -58,7 +58,7 @@ func TestPodIdentityIsNarrowedByAnotherRole(t *testing.T) {
 		}
 		return credentials.Order{Kind: credentials.PodIdentity, Token: token.Value, RoleARN: role, Name: "pod", Policy: document, Duration: time.Minute, STS: service.STS, AgentURI: agent.URL()}
 	}
-	keys, err := session.Make(ctx, order(sts.PodIdentityAudience, time.Hour))
+	keys, err := session.NewMaker("").Make(ctx, order(sts.PodIdentityAudience, time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestPodIdentityIsNarrowedByAnotherRole(t *testing.T) {
 	}
 	policy.Try(t, p, policy.Writing, keys)
 	for name, o := range map[string]credentials.Order{"expired": order(sts.PodIdentityAudience, -time.Minute), "of another audience": order(audience, time.Hour)} {
-		_, err := session.Make(ctx, o)
+		_, err := session.NewMaker("").Make(ctx, o)
 		if fault.KindOf(err) != fault.Unauthenticated && fault.KindOf(err) != fault.Denied {
 			t.Errorf("a token that is %s: %v", name, err)
 		}

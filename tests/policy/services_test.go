@@ -119,5 +119,5 @@ func must[T any](v T, err error) func(testing.TB) T {
 func (s service) session(ctx context.Context, kind credentials.Kind, policy string) (credentials.Keys, error) {
 	order := s.orders[kind]
 	order.Policy = policy
-	return session.Make(ctx, order)
+	return session.NewMaker("").Make(ctx, order)
 }

@@ -33,10 +33,9 @@ type Backends interface {
 	Backend(name string) (backend.Backend, error)
 	// CheckAccess proves that the keys have the permissions below the prefix that a client needs, and returns the bucket's region
 	// and owner, "" if unknown.
-	CheckAccess(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, prefix, region, owner string) (backend.BucketInfo, error)
-	// ProveScope proves that a session is limited to its prefix. class names the identity that it is made from; a proof is cached
-	// for it.
-	ProveScope(ctx context.Context, be backend.Backend, keys credentials.Keys, class, bucket, prefix, region, owner string) error
+	CheckAccess(ctx context.Context, be backend.Backend, a backend.Access) (backend.BucketInfo, error)
+	// ProveScope proves that a session is limited to its prefix. A proof is cached for the class.
+	ProveScope(ctx context.Context, be backend.Backend, a backend.Access) error
 }
 
 // Sessions plans and makes sessions.
@@ -82,11 +81,7 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 	}
 	clientName = cmp.Or(clientName, be.DefaultClient, p.clients.Default)
 	g := &Grant{client: clientName, plan: func(ctx context.Context, clientName string) (credentials.Order, error) {
-		cl, err := p.clients.Of(clientName)
-		if err != nil {
-			return credentials.Order{}, err
-		}
-		q, err := p.request(spec, cl)
+		q, cl, err := p.request(spec, clientName)
 		if err != nil {
 			return credentials.Order{}, err
 		}
@@ -94,9 +89,9 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 		if err := checkStatic(cl, q); err != nil {
 			return credentials.Order{}, err
 		}
-		order, err := p.sessions.Plan(ctx, q)
+		order, err := p.order(ctx, q)
 		if err != nil {
-			return credentials.Order{}, fmt.Errorf("credentials (%s): %w", spec.Source, err)
+			return credentials.Order{}, err
 		}
 		if cl.StaticKeys && order.Kind != credentials.AsIs {
 			return credentials.Order{}, staticError(cl, "the volume's credentials are sessions (%s), which expire; "+
@@ -110,25 +105,33 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 }
 
 // UsageKeys makes a session for measuring the usage of a publication's volume, which its client never gets. It can list what the mount
-// shows, and read the volume's record. Where sessions are not limited, it can do what the credentials can.
-func (p *Provider) UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, record UsageRecord) (credentials.Keys, error) {
-	g, err := p.planFor(ctx, spec, spec.Client, func(q *session.Request) {
-		fillFrom(q, r)
-		q.Policy = func(aws bool, partition string) (string, error) {
-			scope := policy.Scope{Partition: partition, Bucket: spec.Bucket, Prefix: spec.Prefix, KMS: aws, AWS: aws}
-			return scope.Usage(record.Key, record.Tags)
-		}
-	})
+// shows, and read its record. Where sessions are not limited, it can do what the credentials can.
+func (p *Provider) UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, record mount.RecordPlace) (credentials.Keys, error) {
+	be, err := p.backends.Backend(spec.Backend)
 	if err != nil {
 		return credentials.Keys{}, err
 	}
-	return p.sessions.Make(ctx, g.order)
+	q, _, err := p.request(spec, cmp.Or(spec.Client, be.DefaultClient))
+	if err != nil {
+		return credentials.Keys{}, err
+	}
+	fillFrom(&q, r)
+	q.Policy = func(aws bool, partition string) (string, error) {
+		return policy.Scope{Partition: partition, Bucket: spec.Bucket, Prefix: spec.Prefix, KMS: aws, AWS: aws}.Usage(record.Key, record.Tags)
+	}
+	order, err := p.order(ctx, q)
+	if err != nil {
+		return credentials.Keys{}, err
+	}
+	return p.sessions.Make(ctx, order)
 }
 
-// UsageRecord is where a volume's record is: an object ("": there is none) or the bucket's tags.
-type UsageRecord struct {
-	Key  string
-	Tags bool
+func (p *Provider) order(ctx context.Context, q session.Request) (credentials.Order, error) {
+	order, err := p.sessions.Plan(ctx, q)
+	if err != nil {
+		return credentials.Order{}, fmt.Errorf("credentials (%s): %w", q.Source, err)
+	}
+	return order, nil
 }
 
 // fillFrom sets what a session request takes from a publication.
@@ -137,15 +140,18 @@ func fillFrom(q *session.Request, r mount.Request) {
 	q.Pod = session.Pod{Namespace: r.PodNamespace, ServiceAccount: r.ServiceAccount}
 }
 
-// request returns the session request of a spec's mount with that client.
-func (p *Provider) request(spec mount.Spec, cl client.Client) (session.Request, error) {
+// request returns the session request of a spec's mount with the client of that name.
+func (p *Provider) request(spec mount.Spec, name string) (q session.Request, cl client.Client, err error) {
 	be, err := p.backends.Backend(spec.Backend)
 	if err != nil {
-		return session.Request{}, err
+		return q, cl, err
+	}
+	if cl, err = p.clients.Of(name); err != nil {
+		return q, cl, err
 	}
 	options, err := spec.ParseOptions()
 	if err != nil {
-		return session.Request{}, err
+		return q, cl, err
 	}
 	return session.Request{
 		Backend: be, Source: spec.Source, RoleARN: spec.RoleARN, Scope: spec.Scope, Duration: spec.SessionDuration, Bucket: spec.Bucket,
@@ -156,7 +162,7 @@ func (p *Provider) request(spec mount.Spec, cl client.Client) (session.Request, 
 			}.Session()
 		},
 		Name: spec.Key()[:sessionNameLen],
-	}, nil
+	}, cl, nil
 }
 
 // Keys returns the keys of a grant, and makes them if necessary; an empty grant has none.
@@ -187,7 +193,8 @@ func (p *Provider) Prove(ctx context.Context, g *Grant, be backend.Backend, spec
 	if err != nil {
 		return err
 	}
-	if g.bucket, err = p.backends.CheckAccess(ctx, be, keys, spec.Bucket, spec.Prefix, spec.Region, spec.ExpectedBucketOwner); err != nil {
+	access := backend.Access{Keys: keys, Class: g.order.Class(), Bucket: bucketOf(spec), Prefix: spec.Prefix}
+	if g.bucket, err = p.backends.CheckAccess(ctx, be, access); err != nil {
 		return err
 	}
 	scope, err := be.ScopeOf(spec.Scope)
@@ -195,7 +202,8 @@ func (p *Provider) Prove(ctx context.Context, g *Grant, be backend.Backend, spec
 		return err
 	}
 	if scope == volume.ScopeRequired && g.order.Kind != credentials.AsIs {
-		if err := p.backends.ProveScope(ctx, be, keys, g.order.Class(), spec.Bucket, spec.Prefix, g.bucket.Region, g.bucket.Owner); err != nil {
+		access.Bucket.Region, access.Bucket.Owner = g.bucket.Region, g.bucket.Owner
+		if err := p.backends.ProveScope(ctx, be, access); err != nil {
 			return err
 		}
 	}
@@ -206,14 +214,21 @@ func (p *Provider) Prove(ctx context.Context, g *Grant, be backend.Backend, spec
 	return nil
 }
 
+func bucketOf(spec mount.Spec) backend.BucketInfo {
+	return backend.BucketInfo{Name: spec.Bucket, Region: spec.Region, Owner: spec.ExpectedBucketOwner}
+}
+
 // Deliver gives a grant to the helper of a running mount. The helper makes the sessions; the one that the client has stays until it
 // expires. If it has expired, or could not be renewed, the helper tries at once, and the status is that of afterwards.
 func (p *Provider) Deliver(ctx context.Context, m state.Mount, g *Grant) (helper.Status, error) {
 	return p.deliver(ctx, m, g, nil)
 }
 
-// Apply delivers a grant to a running mount and returns an error if its session has failed. known is the helper's status of a moment ago;
-// nil: the helper is asked.
+func refreshError(m state.Mount, err error) error {
+	return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", m.Name, m.VolumeID, err)
+}
+
+// Apply is deliverTo, and returns an error if the mount's session has failed.
 func (p *Provider) Apply(ctx context.Context, m state.Mount, g *Grant, known *helper.Status) error {
 	status, err := p.deliver(ctx, m, g, known)
 	if err != nil {
@@ -222,7 +237,6 @@ func (p *Provider) Apply(ctx context.Context, m state.Mount, g *Grant, known *he
 	return SessionError(m, status)
 }
 
-// deliver is Deliver. known is the helper's status of a moment ago; nil: the helper is asked.
 func (p *Provider) deliver(ctx context.Context, m state.Mount, g *Grant, known *helper.Status) (status helper.Status, err error) {
 	defer func() {
 		if err != nil {
@@ -311,7 +325,7 @@ func (p *Provider) awaitRenewal(ctx context.Context, peer *helper.Peer, status h
 func (p *Provider) Refresh(ctx context.Context, m state.Mount, known *helper.Status) error {
 	g, err := p.PlanOwn(ctx, m)
 	if err != nil {
-		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", m.Name, m.VolumeID, err)
+		return refreshError(m, err)
 	}
 	if g.IsEmpty() {
 		return nil
@@ -346,11 +360,14 @@ func sessionError(m state.Mount, status helper.Status) error {
 	case s.Over && cause == nil && s.OrderDigest != "":
 		return fault.Errorf(fault.Unavailable, "%s expired at %s; it is being renewed", of, Time(s.Expires))
 	case s.Over && cause == nil:
-		return fault.Errorf(fault.Unauthenticated, "%s expired at %s, and its helper has no credentials to renew it: %s", of, Time(s.Expires), Remedy(m))
+		return fault.Errorf(fault.Unauthenticated, "the session of mount %s (volume %s) expired at %s, and its helper has no credentials to renew it: %s", m.Name,
+			m.VolumeID, Time(s.Expires), Remedy(m))
 	case s.Over:
-		return fault.Errorf(kind, "%s expired at %s and could not be renewed since %s: %w; %s", of, Time(s.Expires), Time(s.FailedSince), cause, Remedy(m))
+		return fault.Errorf(kind, "the session of mount %s (volume %s) expired at %s and could not be renewed since %s: %w; %s", m.Name, m.VolumeID, Time(s.Expires),
+			Time(s.FailedSince), cause, Remedy(m))
 	case kind.Permanent():
-		return fault.Errorf(kind, "%s expires at %s and its renewal is refused since %s: %w; %s", of, Time(s.Expires), Time(s.FailedSince), cause, Remedy(m))
+		return fault.Errorf(kind, "the session of mount %s (volume %s) expires at %s and its renewal is refused since %s: %w; %s", m.Name, m.VolumeID,
+			Time(s.Expires), Time(s.FailedSince), cause, Remedy(m))
 	}
 	return nil
 }

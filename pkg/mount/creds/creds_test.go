@@ -50,9 +50,7 @@ func newFixture(t *testing.T, b Backends, kind credentials.Kind) *fixture {
 func (f *fixture) own(t *testing.T) *Grant {
 	t.Helper()
 	g, err := f.PlanOwn(t.Context(), f.mount)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return g
 }
 
@@ -73,12 +71,8 @@ func TestRepublishMakesNoSession(t *testing.T) {
 	for i, token := range []string{"one", "one", "two"} {
 		r := mount.Request{Source: credentials.SourceWorkload, Tokens: credentials.Tokens{"aud": {Value: token}}}
 		g, err := f.Plan(t.Context(), r, f.mount.Spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := f.deliver(t, g); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, f.deliver(t, g))
 		got, want := f.helper.Given(), []int{1, 1, 2}[i]
 		if len(got) != want || got[want-1].Keys != nil || got[want-1].Order == nil || got[want-1].Order.Token != token {
 			t.Errorf("republish %d: the helper was given %+v", i, got)
@@ -94,9 +88,7 @@ func TestStaticKeysAreDelivered(t *testing.T) {
 	f := newFixture(t, mounttest.S3{}, credentials.AsIs)
 	refresh := func(known *helper.Status) {
 		t.Helper()
-		if err := f.Refresh(t.Context(), f.mount, known); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.Refresh(t.Context(), f.mount, known))
 	}
 	refresh(nil)
 	if got := f.helper.Given(); len(got) != 1 || got[0].Keys == nil || got[0].Keys.AccessKeyID != "a" || got[0].Order != nil {
@@ -208,12 +200,12 @@ type payer struct {
 	asked []backend.Requests
 }
 
-func (p *payer) CheckAccess(_ context.Context, be backend.Backend, _ credentials.Keys, _, _, _, _ string) (backend.BucketInfo, error) {
+func (p *payer) CheckAccess(_ context.Context, be backend.Backend, _ backend.Access) (backend.BucketInfo, error) {
 	p.asked = append(p.asked, be.Requests)
 	return backend.BucketInfo{}, nil
 }
 
-func (p *payer) ProveScope(_ context.Context, be backend.Backend, _ credentials.Keys, _, _, _, _, _ string) error {
+func (p *payer) ProveScope(_ context.Context, be backend.Backend, _ backend.Access) error {
 	p.asked = append(p.asked, be.Requests)
 	return nil
 }
@@ -222,9 +214,7 @@ func TestProve_SendsRequestsAsTheVolumesOptionsSay(t *testing.T) {
 	p := &payer{}
 	f := newFixture(t, p, credentials.AssumeRole)
 	f.mount.Spec.Scope, f.mount.Spec.Options = volume.ScopeRequired, []string{"requester-pays"}
-	if err := f.Prove(t.Context(), f.own(t), backend.Backend{}, f.mount.Spec); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.Prove(t.Context(), f.own(t), backend.Backend{}, f.mount.Spec))
 	if len(p.asked) != 2 || !p.asked[0].RequesterPays || !p.asked[1].RequesterPays {
 		t.Errorf("asked with %+v", p.asked)
 	}
@@ -266,9 +256,7 @@ func TestExpectedBuckets(t *testing.T) {
 				t.Errorf("expected %q, want %q", got, tc.want)
 			}
 			tc.order.Kind = credentials.AssumeRole
-			if err := f.Prove(t.Context(), &Grant{state: planned, order: tc.order}, tc.be, tc.spec); err != nil {
-				t.Fatal(err)
-			}
+			must(t, f.Prove(t.Context(), &Grant{state: planned, order: tc.order}, tc.be, tc.spec))
 			if got := expect(); got != "there " {
 				t.Errorf("after a proof: %q", got)
 			}
@@ -285,9 +273,7 @@ func TestGrantsFitTheClient(t *testing.T) {
 	f := newFixture(t, mounttest.S3{}, credentials.AssumeRole)
 	g := f.own(t)
 	for _, client := range []string{"mountpoint-s3", "rclone", "rclone"} {
-		if err := g.Fit(t.Context(), client); err != nil {
-			t.Fatal(err)
-		}
+		must(t, g.Fit(t.Context(), client))
 	}
 	if n := len(f.tokens.Planned); n != 2 || g.client != "rclone" {
 		t.Errorf("planned %d times, the last time for %s", n, g.client)
@@ -334,5 +320,12 @@ func TestGrantsShowNoSecret(t *testing.T) {
 				t.Errorf("%s of %T shows a secret", format, v)
 			}
 		}
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -31,7 +31,6 @@ func checkStatic(cl client.Client, r session.Request) error {
 }
 
 func staticError(cl client.Client, format string, args ...any) error {
-	return fault.See("docs/reference/declared-clients.md#static-keys", fault.Errorf(fault.Precondition,
-		"client %s gets its keys once, when it starts (clients.%s.credentials: static in the driver's config file), but %s",
-		cl.Name, cl.Name, fmt.Sprintf(format, args...)))
+	return fault.See("docs/reference/declared-clients.md#static-keys", fault.Errorf(fault.Precondition, "client %s gets its keys once, when it starts "+
+		"(clients.%s.credentials: static in the driver's config file), but %s", cl.Name, cl.Name, fmt.Sprintf(format, args...)))
 }

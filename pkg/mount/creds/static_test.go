@@ -18,9 +18,7 @@ func TestStaticKeysAreOfASecretAndDoNotExpire(t *testing.T) {
 		Operands: []string{"${bucket}", "${mountpoint}"},
 	}
 	cl, err := d.Client("s3fs", "clients.s3fs")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	user := credentials.Keys{AccessKeyID: "a", SecretAccessKey: "b"}
 	session := user
 	session.SessionToken = "c"

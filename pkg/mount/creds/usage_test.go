@@ -16,7 +16,7 @@ func TestSessionsForUsage(t *testing.T) {
 		PodNamespace: "team-a", Ephemeral: true}
 	spec := mount.Spec{Bucket: "bucket", Prefix: "v/", Source: credentials.SourceSecret, RoleARN: "arn:aws:iam::1:role/a", Scope: "required"}
 	const record = ".s3-csi/volumes/v"
-	keys, err := f.UsageKeys(t.Context(), r, spec, UsageRecord{Key: record})
+	keys, err := f.UsageKeys(t.Context(), r, spec, mount.RecordPlace{Key: record})
 	if err != nil || keys.SessionToken == "" {
 		t.Fatalf("%v", err)
 	}

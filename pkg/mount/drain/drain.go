@@ -206,7 +206,7 @@ func (d *Drainer) StopUnrecorded(ctx context.Context, m state.Mount) error {
 		return fault.Errorf(fault.Precondition, "the record of mount %s is lost, and its client exited abnormally (%s): "+
 			"copy the files that were not uploaded from %s to the bucket, then remove %s", m.Name, how, d.store.CacheDir(m.Name), d.store.MountDir(m.Name))
 	}
-	for _, cl := range d.clients.Clients().All() { // it was one of them
+	for _, cl := range d.clients.Source.Clients().All() { // it was one of them
 		if err := d.keepQuarantined(ctx, m, cl); err != nil {
 			return err
 		}

@@ -97,11 +97,11 @@ func (S3) CheckClaims(name string, claims []volume.Claim) error {
 
 func (S3) Changed() <-chan struct{} { return nil }
 
-func (s S3) CheckAccess(context.Context, backend.Backend, credentials.Keys, string, string, string, string) (backend.BucketInfo, error) {
+func (s S3) CheckAccess(context.Context, backend.Backend, backend.Access) (backend.BucketInfo, error) {
 	return backend.BucketInfo{Region: "there"}, s.Access
 }
 
-func (s S3) ProveScope(context.Context, backend.Backend, credentials.Keys, string, string, string, string, string) error {
+func (s S3) ProveScope(context.Context, backend.Backend, backend.Access) error {
 	return s.Wide
 }
 

@@ -26,14 +26,11 @@ type service struct {
 
 // setCommand sets a mount's command line and the settings that it depends on.
 func (r *Runner) setCommand(ctx context.Context, m *state.Mount, to service) error {
-	digest, err := to.backend.MountDigest()
-	if err != nil {
-		return err
-	}
+	var err error
 	if m.Command, err = r.command(ctx, *m, to); err != nil {
 		return err
 	}
-	m.Backend, m.Region, m.Owner = digest, to.bucket.Region, to.bucket.Owner
+	m.Backend, m.Region, m.Owner = to.backend.MountDigest(), to.bucket.Region, to.bucket.Owner
 	return nil
 }
 
@@ -83,10 +80,6 @@ func (r *Runner) invocation(m state.Mount, to service, options []volume.Option) 
 // updateCommand makes the client's command line again if the recorded one is outdated: the backend's configuration has changed, or
 // the program was removed. The grant's credentials are proven with the new configuration first.
 func (r *Runner) updateCommand(ctx context.Context, m *state.Mount, be backend.Backend, grant *creds.Grant) error {
-	digest, err := be.MountDigest()
-	if err != nil {
-		return err
-	}
 	argv := m.Command.Argv
 	removed, err := host.Call(ctx, r.Namespace, "looking for the client program of "+m.Name, nil, func() (bool, error) {
 		if len(argv) == 0 {
@@ -98,7 +91,7 @@ func (r *Runner) updateCommand(ctx context.Context, m *state.Mount, be backend.B
 	if err != nil {
 		return err
 	}
-	if digest == m.Backend && !removed {
+	if be.MountDigest() == m.Backend && !removed {
 		return nil
 	}
 	cl, err := r.Clients.Of(m.Client)
@@ -140,11 +133,7 @@ func (r *Runner) writeCA(ctx context.Context, name string, be backend.Backend) e
 	if be.CAFile == "" {
 		return nil
 	}
-	ca, err := be.CA()
-	if err != nil {
-		return err
-	}
-	return r.Store.WriteCA(ctx, name, ca)
+	return r.Store.WriteCA(ctx, name, be.CA())
 }
 
 // limits returns the limits of a mount's processes: the volume's, or else the node's. The memory is never less than the client

@@ -143,8 +143,7 @@ func (r *Runner) Outdated(m state.Mount) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	digest, err := be.MountDigest()
-	return digest != m.Backend, err
+	return be.MountDigest() != m.Backend, nil
 }
 
 // refreshing is how many helpers Refresh asks at a time.

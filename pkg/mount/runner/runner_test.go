@@ -134,11 +134,18 @@ func TestCommands_HaveTheSettingsOfTheBackend(t *testing.T) {
 func TestStartClient_SendsTheCredentialsOfTheCommandsProxy(t *testing.T) {
 	dir := t.TempDir()
 	proxied := func(name string) backend.Backend {
-		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte("driver:"+name), 0o600); err != nil {
+		login, file := filepath.Join(dir, name), filepath.Join(dir, name+".yaml")
+		text := fmt.Sprintf("backends: {default: {endpoint: 'http://s3.example', proxy: {url: 'http://%s.example:3128', credentialsFile: '%s'}}}", name, login)
+		for path, content := range map[string]string{login: "driver:" + name, file: text} {
+			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		config, err := backend.LoadConfig(file, "", "")
+		if err != nil {
 			t.Fatal(err)
 		}
-		return backend.Backend{Name: "default", Endpoint: "http://s3.example", Proxy: backend.Proxy{URL: "http://" + name + ".example:3128", CredentialsFile: file}}
+		return config.Backends()[0]
 	}
 	before := proxied("before")
 	r, p := newRunner(t, &mounttest.UIDs{}, reloaded{now: proxied("after")})

@@ -294,10 +294,7 @@ func (r *Runner) serve(ctx context.Context, m state.Mount, c clientStart) error 
 func (r *Runner) startClient(ctx context.Context, m state.Mount, c clientStart) (status helper.Status, err error) {
 	defer c.fuse.Close() // the connection ends with the client only if the driver has no descriptor of it
 	req := c.request
-	req.Client, req.Command = m.Client, m.Command
-	if req.ProxyCredentials, err = c.backend.ProxyCredentials(); err != nil {
-		return status, err
-	}
+	req.Client, req.Command, req.ProxyCredentials = m.Client, m.Command, c.backend.ProxyCredentials()
 	status, err = r.Peer(m.Name).Start(ctx, req, c.fuse)
 	failpoint.Here("serve.started")
 	if err != nil {

@@ -40,18 +40,16 @@ func newMetrics() metrics {
 	}
 }
 
-// newGauges returns the metrics that are read from the entries of volumes.
-func newGauges() (bytes, objects, size, measured *prometheus.GaugeVec) {
-	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
-	}
+// descs are the descriptions of a volume's gauges.
+func descs() (bytes, objects, capacity, listed *prometheus.Desc) {
 	const accuracy = "when this node last listed it; accuracy is exact, or at-least if the listing was cut."
-	bytes = gauge("s3csi_volume_used_bytes", "Size of all objects of a volume with the parameter usage, in bytes, "+accuracy, "volume", "accuracy")
-	objects = gauge("s3csi_volume_objects", "Number of objects of a volume with the parameter usage, "+accuracy, "volume", "accuracy")
-	size = gauge("s3csi_volume_size_bytes", "Recorded size of a volume with the parameter usage, in bytes, if this node can read it.", "volume")
-	measured = gauge("s3csi_volume_usage_timestamp_seconds",
-		"When this node last listed a volume with the parameter usage, in seconds since the epoch.", "volume")
-	return bytes, objects, size, measured
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, append([]string{"volume"}, labels...), nil)
+	}
+	return desc("s3csi_volume_used_bytes", "Size of all objects of a volume with the parameter usage, in bytes, "+accuracy, "accuracy"),
+		desc("s3csi_volume_objects", "Number of objects of a volume with the parameter usage, "+accuracy, "accuracy"),
+		desc("s3csi_volume_size_bytes", "Recorded size of a volume with the parameter usage, in bytes, if this node can read it."),
+		desc("s3csi_volume_usage_timestamp_seconds", "When this node last listed a volume with the parameter usage, in seconds since the epoch.")
 }
 
 // Collectors returns the metrics.
@@ -61,46 +59,43 @@ func (m *Meter) Collectors() []prometheus.Collector {
 
 // SampleCollectors returns the metrics with values, for the document about them.
 func SampleCollectors() []prometheus.Collector {
-	m := &Meter{metrics: newMetrics(), entries: map[string]*entry{"v": {known: sample(), published: true}}}
+	sample := state.Usage{VolumeID: "v", Setting: volume.Usage(volume.MinUsage), CapacityBytes: 2, Measured: time.Unix(1, 0), Bytes: 1, Objects: 1}
+	m := &Meter{metrics: newMetrics(), entries: map[string]*entry{"v": {usage: sample, published: true}}}
 	m.metrics.measurements.WithLabelValues(resultComplete)
 	return m.Collectors()
-}
-
-func sample() state.Usage {
-	return state.Usage{VolumeID: "v", Setting: volume.Usage(volume.MinUsage), CapacityBytes: 2, Measured: time.Unix(1, 0), Bytes: 1, Objects: 1}
 }
 
 type gauges struct{ m *Meter }
 
 // Describe implements prometheus.Collector.
 func (g gauges) Describe(ch chan<- *prometheus.Desc) {
-	bytes, objects, size, measured := newGauges()
-	for _, v := range []*prometheus.GaugeVec{bytes, objects, size, measured} {
-		v.Describe(ch)
+	bytes, objects, capacity, listed := descs()
+	for _, d := range []*prometheus.Desc{bytes, objects, capacity, listed} {
+		ch <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
 func (g gauges) Collect(ch chan<- prometheus.Metric) {
-	bytes, objects, size, measured := newGauges()
 	g.m.mu.Lock()
+	defer g.m.mu.Unlock()
+	bytes, objects, capacity, listed := descs()
 	for id, e := range g.m.entries {
 		if !e.shown() {
 			continue
 		}
 		accuracy := exact
-		if e.known.AtLeast {
+		if e.usage.AtLeast {
 			accuracy = atLeast
 		}
-		bytes.WithLabelValues(id, accuracy).Set(float64(e.known.Bytes))
-		objects.WithLabelValues(id, accuracy).Set(float64(e.known.Objects))
-		measured.WithLabelValues(id).Set(float64(e.known.Measured.UnixMilli()) / 1000)
-		if e.known.CapacityBytes > 0 {
-			size.WithLabelValues(id).Set(float64(e.known.CapacityBytes))
+		gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 		}
-	}
-	g.m.mu.Unlock()
-	for _, v := range []*prometheus.GaugeVec{bytes, objects, size, measured} {
-		v.Collect(ch)
+		gauge(bytes, float64(e.usage.Bytes), id, accuracy)
+		gauge(objects, float64(e.usage.Objects), id, accuracy)
+		gauge(listed, float64(e.usage.Measured.UnixMilli())/1000, id)
+		if e.usage.CapacityBytes > 0 {
+			gauge(capacity, float64(e.usage.CapacityBytes), id)
+		}
 	}
 }

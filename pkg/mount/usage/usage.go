@@ -20,7 +20,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
@@ -42,7 +41,7 @@ const (
 	storeBound = 10 * time.Second
 )
 
-// Store keeps records of usage. state.Usages implements it.
+// Store keeps records of usage. state.usages implements it.
 type Store interface {
 	All(ctx context.Context) ([]state.Usage, error)
 	Write(ctx context.Context, u state.Usage) error
@@ -57,13 +56,12 @@ type Publications interface {
 // Backends are the S3 services.
 type Backends interface {
 	Backend(name string) (backend.Backend, error)
-	With(ctx context.Context, be backend.Backend, keys credentials.Keys, info backend.BucketInfo,
-		do func(context.Context, *s3.Client) error) (backend.BucketInfo, error)
+	With(ctx context.Context, be backend.Backend, a backend.Access, do func(context.Context, *s3.Client) error) (backend.BucketInfo, error)
 }
 
 // Sessions makes sessions for measurements. *creds.Provider implements it.
 type Sessions interface {
-	UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, record creds.UsageRecord) (credentials.Keys, error)
+	UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, record mount.RecordPlace) (credentials.Keys, error)
 }
 
 // Options are the parts and settings of a Meter.
@@ -78,7 +76,7 @@ type Options struct {
 
 // Meter measures the usage of volumes. All methods may be called concurrently.
 type Meter struct {
-	parts   Options
+	options Options
 	metrics metrics
 	wake    chan struct{}
 	slots   chan struct{}
@@ -90,7 +88,7 @@ type Meter struct {
 
 // entry is a volume.
 type entry struct {
-	known     state.Usage
+	usage     state.Usage
 	published bool
 	seen      uint64  // the number of its last publication
 	busy      bool    // it is being measured
@@ -108,37 +106,37 @@ func (s *source) lasting() bool { return s != nil && s.spec.Source == credential
 
 // New returns a meter that continues where the driver before it ended. It starts nothing.
 func New(ctx context.Context, o Options) (*Meter, error) {
-	m := &Meter{parts: o, metrics: newMetrics(), wake: make(chan struct{}, 1), slots: make(chan struct{}, parallel), entries: map[string]*entry{}}
+	m := &Meter{options: o, metrics: newMetrics(), wake: make(chan struct{}, 1), slots: make(chan struct{}, parallel), entries: map[string]*entry{}}
 	if o.MaxRequests == 0 {
 		return m, nil
 	}
 	all, err := o.Store.All(ctx)
 	for _, u := range all {
-		m.entries[u.VolumeID] = &entry{known: u}
+		m.entries[u.VolumeID] = &entry{usage: u}
 	}
 	return m, err
 }
 
 // Observe notes a successful publication. It starts a measurement if one is due.
 func (m *Meter) Observe(r mount.Request, spec mount.Spec) {
-	if r.Attributes.Usage == 0 || m.parts.MaxRequests == 0 {
+	if r.Attributes.Usage == 0 || m.options.MaxRequests == 0 {
 		return
 	}
 	m.mu.Lock()
 	e := m.entries[r.VolumeID]
 	if e == nil {
-		e = &entry{known: state.Usage{VolumeID: r.VolumeID, Setting: r.Attributes.Usage}}
+		e = &entry{usage: state.Usage{VolumeID: r.VolumeID, Setting: r.Attributes.Usage}}
 		m.entries[r.VolumeID] = e
 	}
 	m.seen++
 	e.published, e.seen = true, m.seen
-	due := !e.busy && !e.due().After(m.parts.Now())
+	due := !e.busy && !e.due().After(m.options.Now())
 	if s := (&source{r, spec}); due || s.lasting() {
 		e.source = s
 	}
 	m.mu.Unlock()
 	if due {
-		m.wakeUp()
+		m.poke()
 	}
 }
 
@@ -147,29 +145,29 @@ func (m *Meter) Of(volumeID string) (u mount.Usage, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.entries[volumeID]
-	if e == nil || !e.shown() || e.known.AtLeast {
+	if e == nil || !e.shown() || e.usage.AtLeast {
 		return mount.Usage{}, false
 	}
-	return mount.Usage{Bytes: e.known.Bytes, Objects: e.known.Objects, CapacityBytes: e.known.CapacityBytes}, true
+	return mount.Usage{Bytes: e.usage.Bytes, Objects: e.usage.Objects, CapacityBytes: e.usage.CapacityBytes}, true
 }
 
 // shown reports whether there is a measurement to show.
 func (e *entry) shown() bool {
-	return e.published && !e.known.Measured.IsZero() && e.known.Setting.Interval() != 0
+	return e.published && !e.usage.Measured.IsZero() && e.usage.Setting.Interval() != 0
 }
 
 // due returns when a volume has to be visited next: to read its record, or to list it.
 func (e *entry) due() time.Time {
-	at := e.known.Read.Add(readEvery)
-	if e.known.Setting.Interval() != 0 && e.known.NotBefore.Before(at) {
-		at = e.known.NotBefore
+	at := e.usage.Read.Add(readEvery)
+	if e.usage.Setting.Interval() != 0 && e.usage.NotBefore.Before(at) {
+		at = e.usage.NotBefore
 	}
-	return later(at, e.known.Retry)
+	return later(at, e.usage.Retry)
 }
 
 // expires returns when nothing has to be known any more of a volume without a publication.
 func (e *entry) expires() time.Time {
-	return later(later(e.known.Read.Add(readEvery), e.known.NotBefore), e.known.Retry)
+	return later(later(e.usage.Read.Add(readEvery), e.usage.NotBefore), e.usage.Retry)
 }
 
 func later(a, b time.Time) time.Time {
@@ -179,7 +177,7 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-func (m *Meter) wakeUp() {
+func (m *Meter) poke() {
 	select {
 	case m.wake <- struct{}{}:
 	default:
@@ -196,8 +194,8 @@ func (m *Meter) Run(ctx context.Context) {
 		if err := m.prune(ctx); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Cannot read publications, measuring no usage")
 		} else {
-			for _, e := range m.takeDue() {
-				wg.Go(func() { m.visitVolume(ctx, e) })
+			for _, e := range m.next() {
+				wg.Go(func() { m.visit(ctx, e) })
 			}
 		}
 		select {
@@ -219,7 +217,7 @@ func (m *Meter) prune(ctx context.Context) error {
 	if none {
 		return nil
 	}
-	all, err := m.parts.Publications.All(ctx)
+	all, err := m.options.Publications.All(ctx)
 	if err != nil {
 		return err
 	}
@@ -238,24 +236,24 @@ func (m *Meter) prune(ctx context.Context) error {
 			continue
 		}
 		e.source = nil
-		if e.expires().Before(m.parts.Now()) {
+		if e.expires().Before(m.options.Now()) {
 			delete(m.entries, id)
 			gone = append(gone, id)
 		}
 	}
 	m.mu.Unlock()
 	for _, id := range gone {
-		err = errors.Join(err, m.parts.Store.Remove(ctx, id))
+		err = errors.Join(err, m.options.Store.Remove(ctx, id))
 	}
 	return err
 }
 
-// takeDue returns the volumes to visit now, and marks them.
-func (m *Meter) takeDue() (due []*entry) {
+// next returns the volumes to visit now, and marks them.
+func (m *Meter) next() (due []*entry) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range m.entries {
-		if e.published && !e.busy && e.source != nil && !e.due().After(m.parts.Now()) {
+		if e.published && !e.busy && e.source != nil && !e.due().After(m.options.Now()) {
 			e.busy = true
 			due = append(due, e)
 		}
@@ -263,25 +261,25 @@ func (m *Meter) takeDue() (due []*entry) {
 	return due
 }
 
-// visitVolume reads the settings of a volume and lists it if that is due:
+// visit reads the settings of a volume and lists it if that is due:
 //
 //  1. record that it is tried, so that a driver that is killed meanwhile does not list the volume again at once
 //  2. make a session, read the settings if that is due
 //  3. list the volume if it is measured, and has not been within its interval
 //  4. record what was found, or when to try again
-func (m *Meter) visitVolume(ctx context.Context, e *entry) {
+func (m *Meter) visit(ctx context.Context, e *entry) {
 	select {
 	case m.slots <- struct{}{}:
 		defer func() { <-m.slots }()
 	case <-ctx.Done():
 		return
 	}
-	began := m.parts.Now()
+	began := m.options.Now()
 	m.mu.Lock()
-	u, s, published := e.known, *e.source, e.published
+	u, s, published := e.usage, *e.source, e.published
 	m.mu.Unlock()
 	if !published { // while it waited for the others
-		m.endVisit(e, u)
+		m.finish(e, u)
 		return
 	}
 	logger := klog.FromContext(ctx).WithValues("volume", u.VolumeID)
@@ -290,16 +288,16 @@ func (m *Meter) visitVolume(ctx context.Context, e *entry) {
 	tried := u
 	tried.Failures++
 	tried.Retry = began.Add(backoff(tried.Failures))
-	err := m.parts.Store.Write(vctx, tried)
+	err := m.options.Store.Write(vctx, tried)
 	if err == nil {
 		var result string
-		if u, result, err = m.measureVolume(vctx, u, s, began); result != "" {
+		if u, result, err = m.measure(vctx, u, s, began); result != "" {
 			m.metrics.measurements.WithLabelValues(result).Inc()
-			logger.Info("Measured usage", "result", result, "bytes", u.Bytes, "objects", u.Objects, "took", m.parts.Now().Sub(began))
+			logger.Info("Measured usage", "result", result, "bytes", u.Bytes, "objects", u.Objects, "took", m.options.Now().Sub(began))
 		}
 	}
 	if ctx.Err() != nil { // the driver stops, and the next one tries again
-		m.endVisit(e, tried)
+		m.finish(e, tried)
 		return
 	}
 	if err != nil {
@@ -307,10 +305,10 @@ func (m *Meter) visitVolume(ctx context.Context, e *entry) {
 		u.Failures, u.Retry = tried.Failures, tried.Retry
 		logger.Error(err, "Cannot measure usage, will retry", "notBefore", u.Retry)
 	}
-	m.endVisit(e, u)
+	m.finish(e, u)
 	wctx, cancelWrite := context.WithTimeout(ctx, storeBound)
 	defer cancelWrite()
-	if err := m.parts.Store.Write(wctx, u); err != nil {
+	if err := m.options.Store.Write(wctx, u); err != nil {
 		logger.Error(err, "Cannot record usage")
 	}
 }
@@ -318,25 +316,25 @@ func (m *Meter) visitVolume(ctx context.Context, e *entry) {
 // backoff returns the pause after a number of failures.
 func backoff(failures int) time.Duration { return min(retryAfter<<min(failures-1, 6), 6*time.Hour) }
 
-// endVisit ends a visit.
-func (m *Meter) endVisit(e *entry, u state.Usage) {
+// finish ends a visit.
+func (m *Meter) finish(e *entry, u state.Usage) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e.known, e.busy = u, false
+	e.usage, e.busy = u, false
 	if !e.source.lasting() {
 		e.source = nil
 	}
 }
 
-// measureVolume returns the usage of a volume as it is afterwards. result is "" if it was not listed.
-func (m *Meter) measureVolume(ctx context.Context, u state.Usage, s source, began time.Time) (_ state.Usage, result string, err error) {
+// measure returns the usage of a volume as it is afterwards. result is "" if it was not listed.
+func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time.Time) (_ state.Usage, result string, err error) {
 	id, parseErr := volume.ParseID(u.VolumeID)
 	recorded := parseErr == nil
-	record := creds.UsageRecord{Tags: recorded && id.Prefix == ""}
+	record := mount.RecordPlace{Tags: recorded && id.Prefix == ""}
 	if segment, _, ok := id.NameSegment(); recorded && ok {
 		record.Key = records.Key(segment)
 	}
-	be, err := m.parts.Backends.Backend(s.spec.Backend)
+	be, err := m.options.Backends.Backend(s.spec.Backend)
 	if err != nil {
 		return u, "", err
 	}
@@ -345,16 +343,16 @@ func (m *Meter) measureVolume(ctx context.Context, u state.Usage, s source, bega
 		return u, "", err
 	}
 	be = be.For(options)
-	keys, err := m.parts.Sessions.UsageKeys(ctx, s.request, s.spec, record)
+	keys, err := m.options.Sessions.UsageKeys(ctx, s.request, s.spec, record)
 	if err != nil {
 		return u, "", err
 	}
-	info := backend.BucketInfo{Name: s.spec.Bucket, Region: s.spec.Region, Owner: s.spec.ExpectedBucketOwner}
+	access := backend.Access{Keys: keys, Bucket: backend.BucketInfo{Name: s.spec.Bucket, Region: s.spec.Region, Owner: s.spec.ExpectedBucketOwner}}
 	if began.Sub(u.Read) >= readEvery {
 		found := records.Settings{Usage: s.request.Attributes.Usage}
 		if recorded {
 			var read records.Settings
-			info, err = m.parts.Backends.With(ctx, be, keys, info, func(ctx context.Context, client *s3.Client) (err error) {
+			access.Bucket, err = m.options.Backends.With(ctx, be, access, func(ctx context.Context, client *s3.Client) (err error) {
 				read, err = records.ReadSettings(ctx, client, id)
 				return err
 			})
@@ -385,8 +383,8 @@ func (m *Meter) measureVolume(ctx context.Context, u state.Usage, s source, bega
 	}
 	lctx, cancel := context.WithTimeout(ctx, listBound)
 	defer cancel()
-	_, err = m.parts.Backends.With(lctx, be, keys, info, func(ctx context.Context, client *s3.Client) (err error) {
-		c, err = backend.CountObjects(ctx, client, s.spec.Bucket, s.spec.Prefix, except, m.parts.MaxRequests)
+	_, err = m.options.Backends.With(lctx, be, access, func(ctx context.Context, client *s3.Client) (err error) {
+		c, err = backend.CountObjects(ctx, client, backend.Listing{Bucket: s.spec.Bucket, Prefix: s.spec.Prefix, Except: except, MaxPages: m.options.MaxRequests})
 		return err
 	})
 	m.metrics.requests.Add(float64(c.Pages))

@@ -21,7 +21,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
@@ -102,14 +101,13 @@ func (f *fixture) Backend(name string) (backend.Backend, error) {
 	return backend.Backend{Name: name, Endpoint: "http://s3.example"}, nil
 }
 
-func (f *fixture) UsageKeys(_ context.Context, _ mount.Request, spec mount.Spec, record creds.UsageRecord) (credentials.Keys, error) {
+func (f *fixture) UsageKeys(_ context.Context, _ mount.Request, spec mount.Spec, record mount.RecordPlace) (credentials.Keys, error) {
 	f.sessions = append(f.sessions, fmt.Sprintf("%s%q record=%q tags=%t", spec.Bucket, spec.Prefix, record.Key, record.Tags))
 	return credentials.Keys{AccessKeyID: "a", SecretAccessKey: "s"}, f.session
 }
 
-func (f *fixture) With(ctx context.Context, _ backend.Backend, _ credentials.Keys, info backend.BucketInfo,
-	do func(context.Context, *s3.Client) error) (backend.BucketInfo, error) {
-	return info, do(ctx, s3.New(s3.Options{
+func (f *fixture) With(ctx context.Context, _ backend.Backend, a backend.Access, do func(context.Context, *s3.Client) error) (backend.BucketInfo, error) {
+	return a.Bucket, do(ctx, s3.New(s3.Options{
 		BaseEndpoint: aws.String("http://s3.example"), Region: "r", UsePathStyle: true, RetryMaxAttempts: 1, HTTPClient: f,
 		Credentials: awscredentials.NewStaticCredentialsProvider("a", "s", ""),
 	}))
@@ -198,8 +196,8 @@ func (f *fixture) pass() {
 	if err := f.prune(f.t.Context()); err != nil {
 		f.t.Fatal(err)
 	}
-	for _, e := range f.takeDue() {
-		f.visitVolume(f.t.Context(), e)
+	for _, e := range f.next() {
+		f.visit(f.t.Context(), e)
 	}
 }
 
@@ -240,7 +238,7 @@ func (f *fixture) measured(when string, want mount.Usage) {
 	}
 }
 
-func TestMeter_ListsAVolumeOncePerInterval(t *testing.T) {
+func TestAVolumeIsListedOncePerInterval(t *testing.T) {
 	f := newFixture(t)
 	f.publish(func(r *mount.Request, _ *mount.Spec) { r.Attributes.Usage = 0 })
 	f.lists("a volume that does not ask for it", 0)
@@ -293,7 +291,7 @@ func TestAMeasurementOutlivesItsPublications(t *testing.T) {
 }
 
 // Secrets and tokens are not kept for longer than the measurement that they came with; what is the driver's own may be.
-func TestMeter_KeepsNoSecrets(t *testing.T) {
+func TestSourcesAreNotKept(t *testing.T) {
 	for source, kept := range map[string]bool{credentials.SourceSecret: false, credentials.SourceWorkload: false, credentials.SourceDriver: true} {
 		f := newFixture(t)
 		from := func(_ *mount.Request, s *mount.Spec) { s.Source = source }
@@ -405,7 +403,7 @@ func TestBucketsAndStaticVolumes(t *testing.T) {
 	}
 }
 
-func TestMeter_ListingIsBounded(t *testing.T) {
+func TestAListingIsBounded(t *testing.T) {
 	f := newFixture(t)
 	f.perPage = 2
 	for i := range 20 {
@@ -466,8 +464,8 @@ func TestAnInterruptedMeasurementIsNotRepeatedAtOnce(t *testing.T) {
 	f.publications = []state.Publication{{VolumeID: handle}}
 	f.Observe(mount.Request{VolumeID: handle, Attributes: volume.Attributes{Usage: six}}, mount.Spec{Backend: "default", Bucket: "bucket", Prefix: "v/"})
 	f.listing = cancel
-	for _, e := range f.takeDue() {
-		f.visitVolume(ctx, e)
+	for _, e := range f.next() {
+		f.visit(ctx, e)
 	}
 	f.listing = nil
 	f.restart()

@@ -80,7 +80,7 @@ func NewOpener(clients *backend.Clients, validator *backend.Buckets, now func() 
 
 // Open validates the bucket and returns it with a client. NotFound: the bucket does not exist.
 func (o *Opener) Open(ctx context.Context, be backend.Backend, keys credentials.Keys, name, expectedOwner string) (Bucket, error) {
-	info, err := o.validator.Validate(ctx, be, keys, name, expectedOwner)
+	info, err := o.validator.Validate(ctx, be, keys, backend.BucketInfo{Name: name, Owner: expectedOwner})
 	if err != nil {
 		return Bucket{}, err
 	}

@@ -44,7 +44,7 @@ func (r Request) check(ctx context.Context) error {
 
 // Service returns properties of a bucket; *backend.Buckets implements it.
 type Service interface {
-	Validate(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, owner string) (backend.BucketInfo, error)
+	Validate(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket backend.BucketInfo) (backend.BucketInfo, error)
 	buckets.Service
 }
 

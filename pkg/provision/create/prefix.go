@@ -63,7 +63,7 @@ func (c *Creator) prepareBucket(ctx context.Context, be backend.Backend, who ide
 func (c *Creator) checkDeletable(ctx context.Context, b buckets.Bucket, params volume.Parameters) error {
 	// DeleteVolume does not get the parameters. It expects the backend's owner.
 	if params.Node.ExpectedBucketOwner != "" && params.Node.ExpectedBucketOwner != b.Backend.ExpectedBucketOwner {
-		if _, err := c.Service.Validate(ctx, b.Backend, b.Keys, params.BucketName, ""); err != nil {
+		if _, err := c.Service.Validate(ctx, b.Backend, b.Keys, backend.BucketInfo{Name: params.BucketName}); err != nil {
 			if fault.Is(err, fault.Denied) {
 				return fault.Errorf(fault.Precondition, "parameters.expectedBucketOwner: the volume could be created but not deleted, because DeleteVolume does not get this parameter: set expectedBucketOwner on %s: %w", b.Backend, err)
 			}

@@ -42,7 +42,7 @@ type Prover struct {
 
 // Scopes proves that keys are limited to a prefix; *backend.Buckets does.
 type Scopes interface {
-	ProveScope(ctx context.Context, be backend.Backend, keys credentials.Keys, class, bucket, prefix, region, owner string) error
+	ProveScope(ctx context.Context, be backend.Backend, a backend.Access) error
 }
 
 // New returns a Prover. It starts nothing. now is the clock.
@@ -222,7 +222,7 @@ func (p *Prover) reachesNoFurther(ctx context.Context, b buckets.Bucket, s proof
 	err = backend.Classify(err, "scope: required needs a proof that a session can be limited to a prefix: listing "+b.Info.Name+"/"+prefix+" of "+b.Backend.String()+" with a session for it")
 	switch {
 	case err == nil:
-		return p.scopes.ProveScope(ctx, b.Backend, s.keys, s.class, b.Info.Name, prefix, b.Info.Region, b.Info.Owner)
+		return p.scopes.ProveScope(ctx, b.Backend, backend.Access{Keys: s.keys, Class: s.class, Bucket: b.Info, Prefix: prefix})
 	case !fault.Is(err, fault.Denied):
 		return err
 	case lenient:
