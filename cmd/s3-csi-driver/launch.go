@@ -19,7 +19,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
-	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/linger"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
@@ -237,7 +236,7 @@ func findSystemd(ctx context.Context, ns *host.Namespace, program string, o driv
 			"or set --launcher=process", err)
 	}
 	for flag, dir := range map[string]string{"--state-dir": o.StateDir, "--cache-dir": o.CacheDir} {
-		if below, hidden := hostdir.Hidden(dir); hidden && s.Sandbox().Landlock == 0 {
+		if below, hidden := programs.Hidden(dir); hidden && s.Sandbox().Landlock == 0 {
 			return nil, "", fmt.Errorf("%s: %s is below %s, which units of launcher systemd cannot access; choose another directory, or set --launcher=process", flag, dir, below)
 		}
 	}
@@ -261,10 +260,10 @@ func awaitSystemd(ctx context.Context, s *launcher.Systemd) error {
 }
 
 // install copies the programs to the host and verifies that the host can run them.
-func install(ctx context.Context, ns *host.Namespace, p programPaths, o driver.Options, version string, hides bool) (hostdir.Installed, error) {
+func install(ctx context.Context, ns *host.Namespace, p programPaths, o driver.Options, version string, hides bool) (programs.Installed, error) {
 	ctx, cancel := context.WithTimeout(ctx, installBound)
 	defer cancel()
-	installed, err := hostdir.Install(ctx, ns, hostdir.Options{
+	installed, err := programs.Install(ctx, ns, programs.Options{
 		Dir: o.Node.HostDir, DriverName: o.Common.DriverName, Version: version, Files: p.files(), Closed: []string{p.sessions()}, Sandboxed: hides,
 	})
 	if err != nil {
@@ -273,7 +272,7 @@ func install(ctx context.Context, ns *host.Namespace, p programPaths, o driver.O
 	if err := ns.Passable(ctx, installed.Dir, o.Node.UIDs.First); err != nil {
 		return installed, fmt.Errorf("--host-dir: %w", err)
 	}
-	_, err = hostdir.Try(ctx, ns, installed.Path(filepath.Base(p.helper)))
+	_, err = programs.Try(ctx, ns, installed.Path(filepath.Base(p.helper)))
 	return installed, err
 }
 

@@ -18,7 +18,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
-	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/programs"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
@@ -248,12 +247,12 @@ func (r *nodeRun) programs(ctx context.Context) {
 		_, err := os.Lstat(r.HostDir)
 		return err
 	}) == nil
-	installed, err := hostdir.Install(ctx, r.ns, hostdir.Options{Dir: r.HostDir, DriverName: installName, Version: r.Version, Files: files, Sandboxed: r.hidden})
+	installed, err := programs.Install(ctx, r.ns, programs.Options{Dir: r.HostDir, DriverName: installName, Version: r.Version, Files: files, Sandboxed: r.hidden})
 	if err == nil {
 		err = r.ns.Passable(ctx, installed.Dir, r.UIDs.First)
 	}
 	if err == nil {
-		_, err = hostdir.Try(ctx, r.ns, installed.Path(filepath.Base(r.Program)))
+		_, err = programs.Try(ctx, r.ns, installed.Path(filepath.Base(r.Program)))
 	}
 	for name, file := range found {
 		path := filepath.Join(r.ClientDir, file)
@@ -261,7 +260,7 @@ func (r *nodeRun) programs(ctx context.Context) {
 			path = installed.Path(file)
 		}
 		if err == nil || !what.needed {
-			r.version[name], r.broken[name] = hostdir.Try(ctx, r.ns, path)
+			r.version[name], r.broken[name] = programs.Try(ctx, r.ns, path)
 		}
 	}
 	cleaning, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)

@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/sharedread"
 )
 
 const (
@@ -47,7 +47,7 @@ const (
 type Namespace struct {
 	foreign   bool
 	mountinfo string // the file with this namespace's mount table
-	tables    sharedread.Reader[[]Mount]
+	tables    conc.Reader[[]Mount]
 	reads     atomic.Int64
 	looks     Looks
 	known     knownTable

@@ -30,10 +30,10 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
-	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 )
 
@@ -71,7 +71,7 @@ type Server struct {
 	Options
 	records records
 	metrics metrics
-	locks   namedlock.Locks // by target
+	locks   conc.Locks // by target
 
 	mu      sync.Mutex
 	base    context.Context // of reconcilers; nil while Run does not run

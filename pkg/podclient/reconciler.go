@@ -13,8 +13,8 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/fdpass"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 )
 
@@ -400,7 +400,7 @@ func (r *reconciler) handOver(ctx context.Context, conn *net.UnixConn) {
 		text = errForeignPeer.Error()
 	}
 	r.fail(ReasonRefused, time.Time{}, "process %d did not get the descriptor: %s", p.pid, text)
-	_, _ = conn.Write(fdpass.Message{Error: text}.Encode()) // it may be gone
+	_, _ = conn.Write(osfile.FuseMessage{Error: text}.Encode()) // it may be gone
 }
 
 // free returns nil if no client has the volume. It waits a moment for one that is exiting.
@@ -435,7 +435,7 @@ func (r *reconciler) pass(ctx context.Context, conn *net.UnixConn, p peer) error
 		return err
 	}
 	r.client, r.left, r.serving, r.answered, r.asked = n, 0, false, time.Now(), 0
-	message := fdpass.Message{VolumeName: r.volume.VolumeID}.Encode()
+	message := osfile.FuseMessage{VolumeName: r.volume.VolumeID}.Encode()
 	_, _, err = conn.WriteMsgUnix(message, unix.UnixRights(int(fuse.Fd())), nil)
 	if cerr := fuse.Close(); err == nil {
 		err = cerr

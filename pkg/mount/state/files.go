@@ -17,10 +17,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
-	"github.com/s3-csi/s3-csi-driver/pkg/rmtree"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 // files is the state directory. Its methods do plain file I/O and must be called in the host's mount namespace.
@@ -53,7 +52,7 @@ func (f files) clearTemporaries() error {
 			return err
 		}
 		for _, e := range entries {
-			if e.Type().IsRegular() && strings.HasSuffix(e.Name(), atomicfile.Suffix) {
+			if e.Type().IsRegular() && strings.HasSuffix(e.Name(), osfile.TempSuffix) {
 				if err := ignoreMissing(os.Remove(filepath.Join(dir, e.Name()))); err != nil {
 					return err
 				}
@@ -289,12 +288,12 @@ func writeJSON(file string, v any) error {
 
 // writeFile replaces a file as a whole. The state directory does not outlive the kernel, so nothing is synced.
 func writeFile(file string, b []byte) error {
-	return atomicfile.Writer{BeforeRename: func() { failpoint.Here("write.temporary") }}.Write(file, b)
+	return osfile.Writer{BeforeRename: func() { failpoint.Here("write.temporary") }}.Write(file, b)
 }
 
 // writeDurably is writeFile for what must survive a power cut.
 func writeDurably(file string, b []byte) error {
-	return atomicfile.Writer{Durable: true, BeforeRename: func() { failpoint.Here("write.durable") }}.Write(file, b)
+	return osfile.Writer{Durable: true, BeforeRename: func() { failpoint.Here("write.durable") }}.Write(file, b)
 }
 
 // uids returns the uids in use, by the owners of the mounts' directories and of caches that survived a reboot: another mount's client
@@ -363,7 +362,7 @@ func (f files) remove(ctx context.Context, name string) error {
 		return err
 	}
 	failpoint.Here("remove.source")
-	if err := errors.Join(ignoreMissing(os.Remove(f.keptRecord(name))), rmtree.Remove(ctx, f.CacheDir(name))); err != nil {
+	if err := errors.Join(ignoreMissing(os.Remove(f.keptRecord(name))), osfile.RemoveTree(ctx, f.CacheDir(name))); err != nil {
 		return err
 	}
 	failpoint.Here("remove.cache")
@@ -376,14 +375,14 @@ func (f files) remove(ctx context.Context, name string) error {
 	}
 	for _, e := range entries {
 		if path := filepath.Join(f.MountDir(name), e.Name()); path != f.recordFile(name) {
-			err = errors.Join(err, rmtree.Remove(ctx, path))
+			err = errors.Join(err, osfile.RemoveTree(ctx, path))
 		}
 	}
 	if err != nil {
 		return err
 	}
 	failpoint.Here("remove.files")
-	return rmtree.Remove(ctx, f.MountDir(name))
+	return osfile.RemoveTree(ctx, f.MountDir(name))
 }
 
 // The state directory is gone after a reboot, as the mounts are; the cache directory is not. Beside a mount's cache is a copy of the
@@ -442,7 +441,7 @@ func (f files) restoreOne(ctx context.Context, name string, keeps func(Mount) bo
 		return false, ignoreMissing(os.Remove(f.keptRecord(name)))
 	}
 	if !keeps(rec) {
-		return false, errors.Join(rmtree.Remove(ctx, f.CacheDir(name)), ignoreMissing(os.Remove(f.keptRecord(name))))
+		return false, errors.Join(osfile.RemoveTree(ctx, f.CacheDir(name)), ignoreMissing(os.Remove(f.keptRecord(name))))
 	}
 	rec.Phase, rec.Ending, rec.Minor, rec.OOMKills, rec.Superseded, rec.Predecessors, rec.Spare = Ending, time.Now(), 0, 0, false, nil, ""
 	for _, dir := range []string{f.MountDir(name), f.SourceDir(name)} {

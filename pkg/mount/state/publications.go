@@ -13,19 +13,19 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
-	"github.com/s3-csi/s3-csi-driver/pkg/sharedread"
 )
 
 // Publications are the records of targets.
 type Publications struct {
 	base
 	records publicationFiles
-	shared  *sharedread.Reader[[]Publication]
+	shared  *conc.Reader[[]Publication]
 }
 
 func newPublications(b base) Publications {
-	return Publications{b, publicationFiles{b.files}, &sharedread.Reader[[]Publication]{}}
+	return Publications{b, publicationFiles{b.files}, &conc.Reader[[]Publication]{}}
 }
 
 // Get returns the record of a target; ok is false if there is none.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
-	"github.com/s3-csi/s3-csi-driver/pkg/rmtree"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 // A spare is a helper without a mount. Its directories become those of the mount that takes it:
@@ -111,7 +111,7 @@ func (f files) removeSpare(ctx context.Context, name string) error {
 	if err == nil {
 		err = ignoreMissing(os.Remove(dir))
 	}
-	return errors.Join(err, rmtree.Remove(ctx, f.CacheDir(name)), rmtree.Remove(ctx, f.spareDir(name)))
+	return errors.Join(err, osfile.RemoveTree(ctx, f.CacheDir(name)), osfile.RemoveTree(ctx, f.spareDir(name)))
 }
 
 func (f files) spares() (all []Spare, err error) {

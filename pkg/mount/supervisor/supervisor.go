@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
@@ -22,7 +23,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
-	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
 )
 
 const (
@@ -108,19 +108,19 @@ func movedElsewhere(all []state.Publication, name, target string) bool {
 
 // keyLocks are the locks of mount keys: one generation of a mount comes after the other.
 type keyLocks struct {
-	namedlock.Locks
+	conc.Locks
 	store   *state.Store
 	tracker *tracker.Tracker
 	changed changedKeys
 }
 
-// Lock is namedlock.Locks.Lock. The key counts as changed from its release on.
+// Lock is conc.Locks.Lock. The key counts as changed from its release on.
 func (l *keyLocks) Lock(ctx context.Context, key string) (unlock func(), err error) {
 	release, err := l.Locks.Lock(ctx, key)
 	return func() { l.changed.add(key); release() }, err
 }
 
-// TryLock is namedlock.Locks.TryLock. The key counts as changed from its release on.
+// TryLock is conc.Locks.TryLock. The key counts as changed from its release on.
 func (l *keyLocks) TryLock(key string) (unlock func(), ok bool) {
 	release, ok := l.Locks.TryLock(key)
 	return func() { l.changed.add(key); release() }, ok

@@ -11,8 +11,8 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
-	"github.com/s3-csi/s3-csi-driver/pkg/loglimit"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 )
 
@@ -31,7 +31,7 @@ const (
 // Tracker has the entries of all mounts.
 type Tracker struct {
 	metrics metrics
-	log     loglimit.Limiter
+	log     conc.LogLimiter
 	now     func() time.Time
 	lingers notifier
 
@@ -42,7 +42,7 @@ type Tracker struct {
 
 // New returns a tracker without entries. overdue returns the number of system calls that are blocked after their callers timed out.
 func New(overdue func() int) *Tracker {
-	return &Tracker{metrics: newMetrics(overdue), log: loglimit.Limiter{Repeat: repeatAfter}, now: time.Now, mounts: map[string]*Mount{}}
+	return &Tracker{metrics: newMetrics(overdue), log: conc.LogLimiter{Repeat: repeatAfter}, now: time.Now, mounts: map[string]*Mount{}}
 }
 
 // Mount returns the entry of a mount, which is made if there is none.

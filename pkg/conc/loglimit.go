@@ -1,5 +1,4 @@
-// Package loglimit bounds the log of what repeats.
-package loglimit
+package conc
 
 import (
 	"strings"
@@ -7,12 +6,12 @@ import (
 	"time"
 )
 
-// maxSubjects bounds the memory of a Limiter.
+// maxSubjects bounds the memory of a LogLimiter.
 const maxSubjects = 10000
 
-// Limiter decides which messages are logged: each subject's when its text changes, and otherwise once per Repeat. It is safe for
+// LogLimiter decides which messages are logged: each subject's when its text changes, and otherwise once per Repeat. It is safe for
 // concurrent use; its fields must be set before.
-type Limiter struct {
+type LogLimiter struct {
 	Repeat time.Duration
 	// Burst and PerSecond bound the messages of all subjects together; a Burst of 0: there is no bound.
 	Burst, PerSecond float64
@@ -32,7 +31,7 @@ type message struct {
 
 // Allow reports whether a message is to be logged, and how many were not, of this subject and for the bound of all, since the last ones
 // that were. Numbers in the text do not count: durations and sizes differ each time.
-func (l *Limiter) Allow(subject, text string, now time.Time) (ok bool, dropped int) {
+func (l *LogLimiter) Allow(subject, text string, now time.Time) (ok bool, dropped int) {
 	text = strings.Map(func(r rune) rune {
 		if r >= '0' && r <= '9' {
 			return -1
@@ -61,7 +60,7 @@ func (l *Limiter) Allow(subject, text string, now time.Time) (ok bool, dropped i
 }
 
 // forget makes room for a subject.
-func (l *Limiter) forget(now time.Time) {
+func (l *LogLimiter) forget(now time.Time) {
 	if l.last == nil {
 		l.last = map[string]message{}
 	}

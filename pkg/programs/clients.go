@@ -1,4 +1,3 @@
-// Package programs finds the programs of the clients on a node, and checks whether the host can run them.
 package programs
 
 import (
@@ -19,7 +18,6 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
 )
 
 // Find returns the file name of a client's program in a directory, in the view of this process. If there is none it is the name that
@@ -48,7 +46,7 @@ func Files(all []client.Client, dir string) []string {
 
 // Clients are the programs of the clients in a directory of the host.
 type Clients struct {
-	ns    hostdir.Doer
+	ns    Doer
 	dir   string
 	names map[string]string // of files, by clients
 
@@ -58,7 +56,7 @@ type Clients struct {
 
 // NewClients returns the programs of clients that are in the directory found, in the view of this process. On the host the
 // directory is dir.
-func NewClients(ns hostdir.Doer, all []client.Client, found, dir string) *Clients {
+func NewClients(ns Doer, all []client.Client, found, dir string) *Clients {
 	c := &Clients{ns: ns, dir: dir, names: map[string]string{}, failures: map[string]error{}}
 	for _, cl := range all {
 		name, ok := Find(cl, found)
@@ -158,7 +156,7 @@ func (c *Clients) Path(ctx context.Context, cl client.Client) (string, error) {
 }
 
 func (c *Clients) try(ctx context.Context, name string) (version string, err error) {
-	version, err = hostdir.Try(ctx, c.ns, filepath.Join(c.dir, c.names[name]))
+	version, err = Try(ctx, c.ns, filepath.Join(c.dir, c.names[name]))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.failures, name)

@@ -1,4 +1,4 @@
-package flock_test
+package osfile_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/flock"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 // opener returns a function that opens one file again and again. Each open has locks of its own, as in another process.
@@ -38,35 +38,35 @@ func expect(t *testing.T, what string, want bool) func(ok bool, err error) {
 func TestOnlyOneOpenHasAnExclusiveLock(t *testing.T) {
 	open := opener(t)
 	first, second := open(), open()
-	expect(t, "the first", true)(flock.TryLock(first))
-	expect(t, "the first again", true)(flock.TryLock(first))
-	expect(t, "the second", false)(flock.TryLock(second))
-	expect(t, "shared beside exclusive", false)(flock.TryRLock(second))
+	expect(t, "the first", true)(osfile.TryLock(first))
+	expect(t, "the first again", true)(osfile.TryLock(first))
+	expect(t, "the second", false)(osfile.TryLock(second))
+	expect(t, "shared beside exclusive", false)(osfile.TryRLock(second))
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, "after a close", true)(flock.TryLock(second))
+	expect(t, "after a close", true)(osfile.TryLock(second))
 }
 
 func TestSharedLocksExcludeOnlyAnExclusiveOne(t *testing.T) {
 	open := opener(t)
 	first, second, third := open(), open(), open()
-	expect(t, "the first", true)(flock.TryRLock(first))
-	expect(t, "the second", true)(flock.TryRLock(second))
-	expect(t, "exclusive beside shared", false)(flock.TryLock(third))
+	expect(t, "the first", true)(osfile.TryRLock(first))
+	expect(t, "the second", true)(osfile.TryRLock(second))
+	expect(t, "exclusive beside shared", false)(osfile.TryLock(third))
 }
 
 func TestLockWaitsUntilTheContextEnds(t *testing.T) {
 	open := opener(t)
 	first, second := open(), open()
-	expect(t, "the first", true)(flock.TryLock(first))
+	expect(t, "the first", true)(osfile.TryLock(first))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := flock.Lock(ctx, second); !errors.Is(err, context.DeadlineExceeded) {
+	if err := osfile.Lock(ctx, second); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("while it is locked: %v", err)
 	}
 	locked := make(chan error, 1)
-	go func() { locked <- flock.Lock(t.Context(), second) }()
+	go func() { locked <- osfile.Lock(t.Context(), second) }()
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -80,10 +80,10 @@ func TestClosedFileIsAnError(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if ok, err := flock.TryLock(f); ok || !errors.Is(err, unix.EBADF) {
+	if ok, err := osfile.TryLock(f); ok || !errors.Is(err, unix.EBADF) {
 		t.Errorf("locked %t, %v", ok, err)
 	}
-	if err := flock.Lock(t.Context(), f); !errors.Is(err, unix.EBADF) {
+	if err := osfile.Lock(t.Context(), f); !errors.Is(err, unix.EBADF) {
 		t.Errorf("waiting: %v", err)
 	}
 }

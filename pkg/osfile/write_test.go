@@ -1,4 +1,4 @@
-package atomicfile_test
+package osfile_test
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 func content(t *testing.T, file string) string {
@@ -32,7 +32,7 @@ func onlyFile(t *testing.T, file string) {
 
 func TestWriteReplacesTheWholeFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	for _, w := range []atomicfile.Writer{{}, {Durable: true}, {Temp: ".tmp-x"}} {
+	for _, w := range []osfile.Writer{{}, {Durable: true}, {Temp: ".tmp-x"}} {
 		for _, want := range []string{"a longer content", "short", ""} {
 			if err := w.Write(file, []byte(want)); err != nil {
 				t.Fatal(err)
@@ -47,16 +47,16 @@ func TestWriteReplacesTheWholeFile(t *testing.T) {
 
 func TestReadersSeeTheOldContentUntilTheRename(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := (atomicfile.Writer{}).Write(file, []byte("old")); err != nil {
+	if err := (osfile.Writer{}).Write(file, []byte("old")); err != nil {
 		t.Fatal(err)
 	}
 	steps := 0
-	w := atomicfile.Writer{BeforeRename: func() {
+	w := osfile.Writer{BeforeRename: func() {
 		steps++
 		if got := content(t, file); got != "old" {
 			t.Errorf("a reader sees %q", got)
 		}
-		if got := content(t, file+atomicfile.Suffix); got != "new" {
+		if got := content(t, file+osfile.TempSuffix); got != "new" {
 			t.Errorf("the temporary file holds %q", got)
 		}
 	}}
@@ -69,7 +69,7 @@ func TestModeDoesNotDependOnTheUmask(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o077))
 	file := filepath.Join(t.TempDir(), "file")
 	for mode, want := range map[fs.FileMode]fs.FileMode{0: 0o600, 0o755: 0o755, 0o444: 0o444} {
-		if err := (atomicfile.Writer{Mode: mode}).Write(file, nil); err != nil {
+		if err := (osfile.Writer{Mode: mode}).Write(file, nil); err != nil {
 			t.Fatal(err)
 		}
 		if fi, err := os.Stat(file); err != nil || fi.Mode() != want {
@@ -80,11 +80,11 @@ func TestModeDoesNotDependOnTheUmask(t *testing.T) {
 
 func TestFailedWriteLeavesTheOldContent(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := (atomicfile.Writer{}).Write(file, []byte("old")); err != nil {
+	if err := (osfile.Writer{}).Write(file, []byte("old")); err != nil {
 		t.Fatal(err)
 	}
 	want := errors.New("cannot fill it")
-	err := atomicfile.Writer{}.WriteFrom(file, func(to io.Writer) error {
+	err := osfile.Writer{}.WriteFrom(file, func(to io.Writer) error {
 		_, err := io.WriteString(to, "half of it")
 		return errors.Join(want, err)
 	})
@@ -92,10 +92,10 @@ func TestFailedWriteLeavesTheOldContent(t *testing.T) {
 		t.Errorf("%q, %v", content(t, file), err)
 	}
 	onlyFile(t, file)
-	if err := (atomicfile.Writer{}).Write(filepath.Join(file, "below"), nil); !errors.Is(err, syscall.ENOTDIR) {
+	if err := (osfile.Writer{}).Write(filepath.Join(file, "below"), nil); !errors.Is(err, syscall.ENOTDIR) {
 		t.Errorf("below a file: %v", err)
 	}
-	if err := (atomicfile.Writer{}).Write(filepath.Join(filepath.Dir(file), "missing", "file"), nil); !errors.Is(err, fs.ErrNotExist) {
+	if err := (osfile.Writer{}).Write(filepath.Join(filepath.Dir(file), "missing", "file"), nil); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("in a missing directory: %v", err)
 	}
 }
@@ -104,10 +104,10 @@ func TestLeftoverTemporaryIsNotWrittenThrough(t *testing.T) {
 	for what, leave := range map[string]func(target, temp string) error{"a symbolic link": os.Symlink, "a hard link": os.Link} {
 		dir := t.TempDir()
 		other, file := filepath.Join(t.TempDir(), "other"), filepath.Join(dir, "file")
-		if err := errors.Join(os.WriteFile(other, []byte("other"), 0o600), leave(other, file+atomicfile.Suffix)); err != nil {
+		if err := errors.Join(os.WriteFile(other, []byte("other"), 0o600), leave(other, file+osfile.TempSuffix)); err != nil {
 			t.Fatal(err)
 		}
-		if err := (atomicfile.Writer{Mode: 0o644}).Write(file, []byte("new")); err != nil {
+		if err := (osfile.Writer{Mode: 0o644}).Write(file, []byte("new")); err != nil {
 			t.Fatal(err)
 		}
 		if fi, err := os.Stat(other); err != nil || content(t, other) != "other" || fi.Mode() != 0o600 {

@@ -1,4 +1,4 @@
-package ttlcache
+package conc
 
 import (
 	"context"
@@ -22,7 +22,7 @@ func keepFor(d time.Duration) func(int, error) time.Duration {
 
 func TestConcurrentCallersShareOneLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := New[string](time.Now, 10, time.Minute, keepFor(time.Minute))
+		c := NewCache[string](time.Now, 10, time.Minute, keepFor(time.Minute))
 		var calls atomic.Int32
 		var group sync.WaitGroup
 		for range 50 {
@@ -46,7 +46,7 @@ func TestConcurrentCallersShareOneLoad(t *testing.T) {
 
 func TestACallerLeavesWithItsContextAndTheLoadGoesOnForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := New[string](time.Now, 10, time.Minute, keepFor(time.Minute))
+		c := NewCache[string](time.Now, 10, time.Minute, keepFor(time.Minute))
 		fn := func(ctx context.Context) (int, error) {
 			select {
 			case <-time.After(10 * time.Second):
@@ -74,7 +74,7 @@ func TestACallerLeavesWithItsContextAndTheLoadGoesOnForOthers(t *testing.T) {
 
 func TestALoadIsCancelledWhenItsLastCallerLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := New[string](time.Now, 10, time.Minute, keepFor(time.Minute))
+		c := NewCache[string](time.Now, 10, time.Minute, keepFor(time.Minute))
 		canceled := make(chan struct{})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -96,7 +96,7 @@ func TestALoadIsCancelledWhenItsLastCallerLeaves(t *testing.T) {
 
 func TestALoadIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := New[string](time.Now, 10, time.Minute, keepFor(0))
+		c := NewCache[string](time.Now, 10, time.Minute, keepFor(0))
 		_, err := c.Get(t.Context(), "a", func(ctx context.Context) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
@@ -106,7 +106,7 @@ func TestALoadIsBounded(t *testing.T) {
 
 func TestInvalidateDropsALoadInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := New[string](time.Now, 10, time.Minute, keepFor(time.Minute))
+		c := NewCache[string](time.Now, 10, time.Minute, keepFor(time.Minute))
 		var group sync.WaitGroup
 		group.Go(func() {
 			_, _ = c.Get(t.Context(), "a", func(context.Context) (int, error) { time.Sleep(time.Second); return 1, nil })
@@ -122,7 +122,7 @@ func TestInvalidateDropsALoadInFlight(t *testing.T) {
 
 func TestAnswersExpireAndTheirNumberIsBounded(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
-	c := New[int](func() time.Time { return now }, 3, time.Minute, keepFor(time.Minute))
+	c := NewCache[int](func() time.Time { return now }, 3, time.Minute, keepFor(time.Minute))
 	calls := 0
 	ask := func(key int) {
 		t.Helper()
@@ -157,7 +157,7 @@ func TestAnswersExpireAndTheirNumberIsBounded(t *testing.T) {
 
 func TestAnAnswerCanBePutAndPeekedAt(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
-	c := New[string](func() time.Time { return now }, 3, time.Minute, func(_ int, err error) time.Duration {
+	c := NewCache[string](func() time.Time { return now }, 3, time.Minute, func(_ int, err error) time.Duration {
 		if err != nil {
 			return 0
 		}

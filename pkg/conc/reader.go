@@ -1,5 +1,4 @@
-// Package sharedread lets concurrent callers share the reads of something that changes.
-package sharedread
+package conc
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package fdpass
+package osfile
 
 import (
 	"context"
@@ -43,7 +43,7 @@ func answer(t *testing.T, path string, messages []string, files ...*os.File) {
 	}()
 }
 
-func open(t *testing.T, path string) *os.File {
+func openFile(t *testing.T, path string) *os.File {
 	t.Helper()
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -54,8 +54,8 @@ func open(t *testing.T, path string) *os.File {
 	return f
 }
 
-func TestReceive(t *testing.T) {
-	fuse, null := open(t, "/dev/fuse"), open(t, os.DevNull)
+func TestReceiveFuse(t *testing.T) {
+	fuse, null := openFile(t, "/dev/fuse"), openFile(t, os.DevNull)
 	for name, tc := range map[string]struct {
 		messages []string
 		files    []*os.File
@@ -76,7 +76,7 @@ func TestReceive(t *testing.T) {
 			answer(t, path, tc.messages, tc.files...)
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			fd, err := Receive(ctx, path)
+			fd, err := ReceiveFuse(ctx, path)
 			if tc.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.err) || ctx.Err() != nil {
 					t.Fatalf("%d, %v", fd, err)
@@ -95,15 +95,15 @@ func TestReceive(t *testing.T) {
 }
 
 func TestReceiveWaitsForTheSocketUntilItsContextEnds(t *testing.T) {
-	fuse, path := open(t, "/dev/fuse"), filepath.Join(t.TempDir(), "s")
+	fuse, path := openFile(t, "/dev/fuse"), filepath.Join(t.TempDir(), "s")
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := Receive(ctx, path); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, unix.ENOENT) {
+	if _, err := ReceiveFuse(ctx, path); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, unix.ENOENT) {
 		t.Errorf("without a socket: %v", err)
 	}
 	done := make(chan error, 1)
 	go func() {
-		fd, err := Receive(context.Background(), path)
+		fd, err := ReceiveFuse(context.Background(), path)
 		unix.Close(fd)
 		done <- err
 	}()
@@ -123,13 +123,13 @@ func TestReceiveIsBounded(t *testing.T) {
 	defer l.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := Receive(ctx, path); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := ReceiveFuse(ctx, path); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
 }
 
 func TestEncodeFitsTheReadersBuffer(t *testing.T) {
-	for _, m := range []Message{{}, {VolumeName: "csi-1"}, {Error: strings.Repeat("x", 5000)}, {Error: strings.Repeat("\x01", 5000)}, {VolumeName: strings.Repeat("v", 600)}} {
+	for _, m := range []FuseMessage{{}, {VolumeName: "csi-1"}, {Error: strings.Repeat("x", 5000)}, {Error: strings.Repeat("\x01", 5000)}, {VolumeName: strings.Repeat("v", 600)}} {
 		b := m.Encode()
 		got, err := decode(b)
 		if err != nil || len(b) > maxMessage || (got.Error == "") != (m.Error == "") {

@@ -1,4 +1,4 @@
-package rmtree_test
+package osfile_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/rmtree"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 func gone(t *testing.T, path string) {
@@ -60,7 +60,7 @@ func TestRemove_DeepTreeNeedsFewDescriptors(t *testing.T) {
 		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {
 			t.Fatal(err)
 		}
-		err := rmtree.Remove(t.Context(), dir)
+		err := osfile.RemoveTree(t.Context(), dir)
 		if err := errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -93,7 +93,7 @@ func TestRemove_WideTree(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := rmtree.Remove(t.Context(), dir); err != nil {
+		if err := osfile.RemoveTree(t.Context(), dir); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		gone(t, dir)
@@ -108,7 +108,7 @@ func TestRemove_LinksAreNotFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{dir, dir + ".link", dir + ".missing"} {
-		if err := rmtree.Remove(t.Context(), path); err != nil {
+		if err := osfile.RemoveTree(t.Context(), path); err != nil {
 			t.Error(err)
 		}
 		gone(t, path)
@@ -127,14 +127,14 @@ func TestRemove_MountsAreNotEntered(t *testing.T) {
 	if err := unix.Mount(outside, mounted, "", unix.MS_BIND, ""); err != nil {
 		t.Skip(err)
 	}
-	err := rmtree.Remove(t.Context(), dir)
+	err := osfile.RemoveTree(t.Context(), dir)
 	if uerr := unix.Unmount(mounted, 0); uerr != nil || !errors.Is(err, unix.EBUSY) {
 		t.Errorf("%v, %v", err, uerr)
 	}
 	if _, err := os.Stat(outside + "/file"); err != nil {
 		t.Error(err)
 	}
-	if err := rmtree.Remove(t.Context(), dir); err != nil {
+	if err := osfile.RemoveTree(t.Context(), dir); err != nil {
 		t.Error(err)
 	}
 	gone(t, dir)
@@ -147,10 +147,10 @@ func TestRemove_EndedContextStopsAndALaterCallContinues(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := rmtree.Remove(ctx, dir); !errors.Is(err, context.Canceled) {
+	if err := osfile.RemoveTree(ctx, dir); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	if err := rmtree.Remove(t.Context(), dir); err != nil {
+	if err := osfile.RemoveTree(t.Context(), dir); err != nil {
 		t.Error(err)
 	}
 	gone(t, dir)

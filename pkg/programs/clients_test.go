@@ -1,7 +1,6 @@
 package programs
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"os"
@@ -14,13 +13,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// here is a host that the test is on itself.
-type here struct{}
-
-func (here) Do(_ context.Context, _ string, fn func() error) error { return fn() }
-
-// place is a directory that other users reach.
-func place(t *testing.T) string {
+// programDir is a directory that other users reach.
+func programDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for d := dir; d != os.TempDir(); d = filepath.Dir(d) {
@@ -73,7 +67,7 @@ func TestClientsThatCannotRunAreRefused(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: programs are tried as another user")
 	}
-	dir := place(t)
+	dir := programDir(t)
 	rclone, mountpoint := get(t, "rclone"), get(t, "mountpoint-s3")
 	path := filepath.Join(dir, rclone.Programs[0])
 	script(t, path, "exit 127")
@@ -100,7 +94,7 @@ func TestADeclaredProgramIsRootsAndTheDeclaredOne(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: the program must be root's")
 	}
-	dir := place(t)
+	dir := programDir(t)
 	path := filepath.Join(dir, "tool")
 	script(t, path, "exit 0")
 	content, err := os.ReadFile(path)

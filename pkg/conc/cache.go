@@ -1,5 +1,4 @@
-// Package ttlcache is a read-through cache: it keeps results for a time, and concurrent callers of a key share one load.
-package ttlcache
+package conc
 
 import (
 	"context"
@@ -37,9 +36,9 @@ type load[V any] struct {
 	err     error
 }
 
-// New returns a cache of at most size results. bound is the timeout of one load, regardless of its callers. keep returns how long a
+// NewCache returns a cache of at most size results. bound is the timeout of one load, regardless of its callers. keep returns how long a
 // result is kept; 0 means not at all.
-func New[K comparable, V any](now func() time.Time, size int, bound time.Duration, keep func(V, error) time.Duration) *Cache[K, V] {
+func NewCache[K comparable, V any](now func() time.Time, size int, bound time.Duration, keep func(V, error) time.Duration) *Cache[K, V] {
 	return &Cache[K, V]{now: now, size: size, bound: bound, keep: keep, known: map[K]entry[V]{}, loads: map[K]*load[V]{}}
 }
 

@@ -1,4 +1,4 @@
-package hostdir
+package programs
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package namedlock
+package conc
 
 import (
 	"context"

@@ -1,6 +1,4 @@
-// Package flock locks open files between processes (flock(2)). The kernel releases a lock when the last descriptor of the open
-// file is closed, also when the process is killed.
-package flock
+package osfile
 
 import (
 	"context"
@@ -11,6 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 )
+
+// Locks are between processes (flock(2)). The kernel releases a lock when the last descriptor of the open file is closed, also when the
+// process is killed.
 
 // retryInterval is the time between two attempts of Lock.
 const retryInterval = 20 * time.Millisecond

@@ -1,8 +1,9 @@
-// Package hostdir installs the programs of helpers and clients on the host, so that they outlive the driver's container.
+// Package programs finds the programs of helpers and clients, installs them on the host, so that they outlive the driver's container, and
+// checks whether the host can run them.
 //
 // Every version has its own directory, <dir>/<driver name>/<version>-<digest>/. Its files are never written to again, because
 // they may be running. A mount keeps using the programs that it was started with. Clean removes unused versions.
-package hostdir
+package programs
 
 import (
 	"bytes"
@@ -22,9 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/flock"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 const (
@@ -259,7 +259,7 @@ func (o Options) install(ctx context.Context, sources []source) (Installed, erro
 		}
 	}
 	for _, dir := range []string{i.Dir, base, root} {
-		if err := atomicfile.SyncDir(dir); err != nil {
+		if err := osfile.SyncDir(dir); err != nil {
 			return Installed{}, err
 		}
 	}
@@ -267,7 +267,7 @@ func (o Options) install(ctx context.Context, sources []source) (Installed, erro
 		return i, err
 	}
 	// Clean takes it only while it holds the lock that is held here.
-	ok, err := flock.TryRLock(i.hold)
+	ok, err := osfile.TryRLock(i.hold)
 	if err == nil && !ok {
 		err = fmt.Errorf("%s is locked by another driver: %w", i.Dir, unix.EWOULDBLOCK)
 	}
@@ -312,7 +312,7 @@ func (s source) equals(ctx context.Context, f io.ReaderAt) (bool, error) {
 
 // write puts the program into dir. The directory's lock is held.
 func (s source) write(ctx context.Context, dir string) error {
-	w := atomicfile.Writer{Mode: os.FileMode(s.mode), Durable: true, Temp: tempPrefix + s.name}
+	w := osfile.Writer{Mode: os.FileMode(s.mode), Durable: true, Temp: tempPrefix + s.name}
 	return w.WriteFrom(filepath.Join(dir, s.name), func(to io.Writer) error {
 		sum, err := digest(ctx, to, s.file, s.size)
 		if err == nil && sum != s.sum {

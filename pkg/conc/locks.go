@@ -1,12 +1,12 @@
-// Package namedlock provides locks by name. A name has one holder at a time; different names are independent.
-package namedlock
+// Package conc has what concurrent callers share: locks by name, reads, a cache, and a bound of the log.
+package conc
 
 import (
 	"context"
 	"sync"
 )
 
-// Locks is a set of named locks. The zero value is ready for use. Unused names take no memory.
+// Locks is a set of locks by name. A name has one holder at a time; different names are independent. The zero value is ready for use. Unused names take no memory.
 type Locks struct {
 	mu    sync.Mutex
 	names map[string]*lock

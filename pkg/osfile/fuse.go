@@ -1,9 +1,4 @@
-// Package fdpass passes the descriptor of a FUSE connection from the driver to a program in a pod.
-//
-// The driver listens on a stream socket in one of the pod's emptyDir volumes. It answers a connection with one message and closes it. The
-// message is a JSON object; the descriptor comes with it (SCM_RIGHTS). The programs of meta-fuse-csi-plugin read the same message, in at
-// most 500 bytes. Without a descriptor, the object has the reason.
-package fdpass
+package osfile
 
 import (
 	"context"
@@ -15,27 +10,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EnvSocket is the variable with the socket's path (of meta-fuse-csi-plugin's fusermount3-proxy).
-const EnvSocket = "FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
+// EnvFuseSocket is the variable with the socket's path (of meta-fuse-csi-plugin's fusermount3-proxy).
+const EnvFuseSocket = "FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
 
 const (
 	maxMessage = 500
 	maxText    = 300
 	// maxRights is how many descriptors are received: more than one is an error, and all are closed.
-	maxRights = 8
-	retry     = 100 * time.Millisecond
+	maxRights    = 8
+	retryReceive = 100 * time.Millisecond
 	// fuseMajor and fuseMinor are the device number of /dev/fuse (Documentation/admin-guide/devices.txt of the kernel).
 	fuseMajor, fuseMinor = 10, 229
 )
 
-// Message is what the driver sends.
-type Message struct {
+// FuseMessage passes the descriptor of a FUSE connection from the driver to a program in a pod.
+//
+// The driver listens on a stream socket in one of the pod's emptyDir volumes. It answers a connection with one message and closes it. The
+// message is a JSON object; the descriptor comes with it (SCM_RIGHTS). The programs of meta-fuse-csi-plugin read the same message, in at
+// most 500 bytes. Without a descriptor, the object has the reason.
+type FuseMessage struct {
 	VolumeName string `json:"volumeName,omitempty"`
 	Error      string `json:"error,omitempty"`
 }
 
 // Encode returns the message's bytes.
-func (m Message) Encode() []byte {
+func (m FuseMessage) Encode() []byte {
 	if len(m.Error) > maxText {
 		m.Error = m.Error[:maxText]
 	}
@@ -52,7 +51,7 @@ func (m Message) Encode() []byte {
 var errClosed = errors.New("the driver closed the connection")
 
 // decode reads a message.
-func decode(b []byte) (m Message, err error) {
+func decode(b []byte) (m FuseMessage, err error) {
 	if len(b) == 0 {
 		return m, errClosed
 	}
@@ -62,9 +61,9 @@ func decode(b []byte) (m Message, err error) {
 	return m, nil
 }
 
-// Receive connects to the driver and returns the FUSE descriptor, which is close-on-exec. Until ctx ends it tries again while the driver
+// ReceiveFuse connects to the driver and returns the FUSE descriptor, which is close-on-exec. Until ctx ends it tries again while the driver
 // does not listen. It needs no poller, timer or goroutine of the runtime, so no descriptor of theirs is made.
-func Receive(ctx context.Context, path string) (fd int, err error) {
+func ReceiveFuse(ctx context.Context, path string) (fd int, err error) {
 	for {
 		fd, err := receive(ctx, path)
 		switch {
@@ -75,7 +74,7 @@ func Receive(ctx context.Context, path string) (fd int, err error) {
 		case ctx.Err() != nil:
 			return -1, fmt.Errorf("receiving the FUSE descriptor from %s: %w: is the socket's emptyDir volume mounted in this container, with the names in the volume's attributes? %w", path, err, ctx.Err())
 		}
-		pause := unix.NsecToTimespec(retry.Nanoseconds())
+		pause := unix.NsecToTimespec(retryReceive.Nanoseconds())
 		_ = unix.Nanosleep(&pause, nil)
 	}
 }

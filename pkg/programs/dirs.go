@@ -1,4 +1,4 @@
-package hostdir
+package programs
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/flock"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 // root makes the operator's directory and returns its path without symbolic links. It refuses a directory in which users
@@ -103,7 +103,7 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := flock.Lock(ctx, f); err != nil {
+	if err := osfile.Lock(ctx, f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil

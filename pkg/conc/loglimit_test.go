@@ -1,16 +1,14 @@
-package loglimit_test
+package conc
 
 import (
 	"strconv"
 	"testing"
 	"time"
-
-	"github.com/s3-csi/s3-csi-driver/pkg/loglimit"
 )
 
 func TestLimiter_RepeatedMessageIsLoggedOncePerInterval(t *testing.T) {
 	const repeat = 10 * time.Minute
-	l, now := loglimit.Limiter{Repeat: repeat}, time.Now()
+	l, now := LogLimiter{Repeat: repeat}, time.Now()
 	for i, step := range []struct {
 		after   time.Duration
 		text    string
@@ -31,7 +29,7 @@ func TestLimiter_RepeatedMessageIsLoggedOncePerInterval(t *testing.T) {
 }
 
 func TestLimiter_MessagesOfAllSubjectsAreBounded(t *testing.T) {
-	l, now := loglimit.Limiter{Repeat: time.Minute, Burst: 10, PerSecond: 2}, time.Now()
+	l, now := LogLimiter{Repeat: time.Minute, Burst: 10, PerSecond: 2}, time.Now()
 	logged, dropped := 0, 0
 	for i := range 10000 { // in ten seconds
 		ok, n := l.Allow(strconv.Itoa(i), "x", now.Add(time.Duration(i)*time.Millisecond))

@@ -1,6 +1,5 @@
-// Package atomicfile replaces files as a whole: a reader, or a process that starts after a crash, sees the old content or the
-// new content and never a part of it.
-package atomicfile
+// Package osfile writes, locks and removes files, also those that other users may change, and passes descriptors.
+package osfile
 
 import (
 	"errors"
@@ -11,17 +10,18 @@ import (
 	"path/filepath"
 )
 
-// Suffix ends the name of a temporary file that has no other name.
-const Suffix = ".tmp"
+// TempSuffix ends the name of a temporary file that has no other name.
+const TempSuffix = ".tmp"
 
-// Writer replaces files. There must be only one writer of a file at a time, because a temporary file that a killed writer left
+// Writer replaces files as a whole: a reader, or a process that starts after a crash, sees the old content or the new content and never
+// a part of it. There must be only one writer of a file at a time, because a temporary file that a killed writer left
 // behind is removed. The zero value writes files of mode 0600 that are not synced.
 type Writer struct {
 	// Mode is the file's mode, regardless of the umask. 0 is 0600.
 	Mode fs.FileMode
 	// Durable syncs the file before the rename and its directory after it, so that the new content survives a power cut.
 	Durable bool
-	// Temp is the name of the temporary file, in the file's directory. "" is the file's name with Suffix.
+	// Temp is the name of the temporary file, in the file's directory. "" is the file's name with TempSuffix.
 	Temp string
 	// BeforeRename is called when the temporary file is complete. nil: nothing is called.
 	BeforeRename func()
@@ -37,7 +37,7 @@ func (w Writer) Write(file string, content []byte) error {
 
 // WriteFrom is Write for content that fill writes. If fill fails, its error is returned as it is and the file stays unchanged.
 func (w Writer) WriteFrom(file string, fill func(io.Writer) error) error {
-	dir, temp := filepath.Dir(file), file+Suffix
+	dir, temp := filepath.Dir(file), file+TempSuffix
 	if w.Temp != "" {
 		temp = filepath.Join(dir, w.Temp)
 	}

@@ -1,4 +1,4 @@
-package sharedread
+package conc
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package hostdir
+package programs
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/flock"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
@@ -113,7 +113,7 @@ func remove(dir string) (gone bool, err error) {
 		return false, err
 	}
 	defer f.Close()
-	if ok, err := flock.TryLock(f); err != nil || !ok {
+	if ok, err := osfile.TryLock(f); err != nil || !ok {
 		return false, err // locked by a driver that runs
 	}
 	entries, err := f.ReadDir(-1)

@@ -1,4 +1,4 @@
-package hostdir
+package programs
 
 import (
 	"bytes"
@@ -59,7 +59,7 @@ func newPlace(t *testing.T, contents ...string) *place {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: programs on the host are root's")
 	}
-	dir, err := os.MkdirTemp("", "hostdir-") //nolint:usetesting // other users must be able to pass
+	dir, err := os.MkdirTemp("", "programs-") //nolint:usetesting // other users must be able to pass
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,7 +293,7 @@ func TestUnsuitableDirectoriesAreRefused(t *testing.T) {
 // link makes the place's directory one that is reached through a symbolic link outside of what is hidden.
 func (p *place) link(to string) error {
 	p.Sandboxed = true
-	from := fmt.Sprintf("/var/lib/hostdir-test-%d", os.Getpid())
+	from := fmt.Sprintf("/var/lib/programs-test-%d", os.Getpid())
 	p.t.Cleanup(func() { _ = os.Remove(from) })
 	p.Dir = from
 	return os.Symlink(to, from)
