@@ -117,33 +117,33 @@ func launchOn(ctx context.Context, ns *host.Namespace, p programPaths, o driver.
 	if l.dns, err = ownDNS(ns, o.Node); err != nil {
 		return l, err
 	}
-	if l.systemd, l.why, err = findSystemd(ctx, ns, p.helper, o.Node, limits, slice, l.dns); err != nil {
+	options := launcher.Options{UIDs: launcher.UIDRange(o.Node.UIDs), DefaultLimits: limits, SliceLimits: slice}
+	if l.dns != nil {
+		options.Resolver = l.dns
+	}
+	if l.systemd, l.why, err = findSystemd(ctx, ns, p.helper, o.Node, options); err != nil {
 		return l, err
 	}
-	program, options := p.helper, []launcher.Option{launcher.WithUIDs(launcher.UIDRange(o.Node.UIDs))}
-	if l.dns != nil {
-		options = append(options, launcher.WithResolver(l.dns))
-	}
+	program := p.helper
 	if l.systemd != nil || ns.Foreign() {
 		installed, err := install(ctx, ns, p, o, version, l.systemd != nil && l.systemd.Sandbox().Landlock == 0)
 		if err != nil {
 			return l, err
 		}
-		program, options = installed.Path(filepath.Base(p.helper)), append(options, launcher.WithHostProgram())
+		program = installed.Path(filepath.Base(p.helper))
 		l.programs = programs.NewClients(ns, p.clients.All(), p.clientDir, installed.Dir)
 		l.clean = func(ctx context.Context, used []string) error {
 			return installed.Clean(ctx, ns, func(dir string) bool { return slices.Contains(used, dir) })
 		}
 	}
 	if l.systemd != nil {
-		l.systemd, err = l.systemd.With(program)
 		l.hostLauncher = l.systemd
-		return l, err
+		return l, l.systemd.SetProgram(program)
 	}
 	if !ns.Foreign() {
 		l.sessionProblem = p.sessionProblem()
 	}
-	l.hostLauncher = launcher.NewProcess(ns, program, options...)
+	l.hostLauncher = launcher.NewProcess(ns, program, options)
 	return l, nil
 }
 
@@ -208,16 +208,14 @@ const nameserverBound = 10 * time.Second
 
 // findSystemd returns the host's systemd, or nil and the reason for launcher process. A systemd that does not answer is an error,
 // because its running mounts could not be distinguished from exited ones.
-func findSystemd(ctx context.Context, ns *host.Namespace, program string, o driver.NodeOptions, one, all launcher.Limits, dns *resolvconf.Copy) (s *launcher.Systemd, why string, err error) {
+func findSystemd(
+	ctx context.Context, ns *host.Namespace, program string, o driver.NodeOptions, options launcher.Options,
+) (s *launcher.Systemd, why string, err error) {
 	if o.Launcher == driver.LauncherProcess {
 		return nil, "set with --launcher", nil
 	}
-	options := []launcher.SystemdOption{launcher.WithSystemdUIDs(launcher.UIDRange(o.UIDs)), launcher.WithDefaultLimits(one), launcher.WithSliceLimits(all),
-		launcher.WithSystemdNameservers(nameservers(ctx, ns)...)}
-	if dns != nil {
-		options = append(options, launcher.WithSystemdResolver(dns))
-	}
-	s, err = launcher.NewSystemd(ns, program, options...)
+	options.Nameservers = nameservers(ctx, ns)
+	s, err = launcher.NewSystemd(ns, program, options)
 	if err != nil {
 		return nil, "", err
 	}

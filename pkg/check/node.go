@@ -172,11 +172,11 @@ func (r *nodeRun) launching(ctx context.Context) {
 	confinement := item{"sandbox", "the sandbox of helpers and clients", false}
 	survives := item{"survivesDriver", "mounts survive driver restarts", false}
 	if r.Launcher != "process" {
-		options := []launcher.SystemdOption{launcher.WithSystemdUIDs(r.UIDs)}
+		options := launcher.Options{UIDs: r.UIDs}
 		if r.PodDNS && r.ns.Foreign() {
-			options = append(options, launcher.WithSystemdResolver(noBinds{}))
+			options.Resolver = noBinds{}
 		}
-		s, err := launcher.NewSystemd(r.ns, r.Program, options...)
+		s, err := launcher.NewSystemd(r.ns, r.Program, options)
 		var box launcher.Sandbox
 		if err == nil {
 			box, err = s.Check(ctx)
@@ -205,7 +205,7 @@ func (r *nodeRun) launching(ctx context.Context) {
 	} else {
 		r.add(what.row(Yes, "process, set with --launcher", ""))
 	}
-	p := launcher.NewProcess(r.ns, r.Program, launcher.WithUIDs(r.UIDs))
+	p := launcher.NewProcess(r.ns, r.Program, launcher.Options{UIDs: r.UIDs})
 	switch box := p.Sandbox(); {
 	case len(box.Missing) > 0:
 		r.add(confinement.row(No, describe(box)+", missing: "+strings.Join(box.Missing, ", "), "boot a kernel with CONFIG_SECCOMP_FILTER, or allow the driver's container seccomp(2)"))

@@ -339,9 +339,14 @@ func mountIDs(mounts []Mount) map[int]bool {
 	return ids
 }
 
+// Doer does work in the host's mount namespace: a Namespace.
+type Doer interface {
+	Do(ctx context.Context, what string, fn func() error) error
+}
+
 // Call is Namespace.Do for a function with a result. If ctx ends first, Call returns the zero value, and passes a later result to
 // drop unless that is nil.
-func Call[T any](ctx context.Context, ns *Namespace, what string, drop func(T), fn func() (T, error)) (T, error) {
+func Call[T any](ctx context.Context, ns Doer, what string, drop func(T), fn func() (T, error)) (T, error) {
 	var (
 		mu        sync.Mutex
 		made      []T

@@ -55,7 +55,7 @@ func TestKillReturnsWhenTheProcessesHaveExited(t *testing.T) {
 		t.Skip("needs root: it starts processes as another user")
 	}
 	const uid = 2_123_458
-	p := NewProcess(plainDoer{}, "/bin/true")
+	p := NewProcess(plainDoer{}, "/bin/true", Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	sleeper(t, uid)

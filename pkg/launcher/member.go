@@ -3,10 +3,8 @@ package launcher
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -129,13 +127,13 @@ type unitCgroups struct {
 
 // readUnitCgroups reads them. The calling thread must be in the host's cgroup namespace.
 func readUnitCgroups() (unitCgroups, error) {
-	first, err := cgroupOf("1")
+	first, err := cgroupOf(1)
 	if err != nil {
-		return unitCgroups{}, fmt.Errorf("find systemd's cgroup: %w", err)
+		return unitCgroups{}, err
 	}
-	own, err := cgroupOf(strconv.Itoa(os.Getpid()))
+	own, err := cgroupOf(os.Getpid())
 	if err != nil {
-		return unitCgroups{}, fmt.Errorf("find the driver's cgroup: %w", err)
+		return unitCgroups{}, err
 	}
 	// On a host that is a container, systemd's root may be below the hierarchy's.
 	root := strings.TrimSuffix(strings.TrimSuffix(first, "init.scope"), "/")
@@ -147,16 +145,12 @@ func readUnitCgroups() (unitCgroups, error) {
 
 // cgroupOf returns a process's path in the hierarchy in which systemd keeps units: systemd's own one with version 1, else the unified
 // one.
-func cgroupOf(pid string) (string, error) {
-	file, err := os.ReadFile("/proc/" + pid + "/cgroup")
-	if err != nil {
-		return "", err
-	}
-	cgroups := parseCgroups(file)
+func cgroupOf(pid int) (string, error) {
+	cgroups, err := cgroupsOf(pid)
 	if path, ok := cgroups["name=systemd"]; ok {
-		return path, nil
+		return path, err
 	}
-	return cgroups[""], nil
+	return cgroups[""], err
 }
 
 // hasUnit reports whether a path is the cgroup of one of this driver's units, or below one.
@@ -169,7 +163,7 @@ func (c unitCgroups) hasUnit(path string) bool {
 // is is the member of Systemd. A unit's cgroup has only processes of the unit, in any namespaces. Processes of another launcher are
 // outside of units.
 func (c unitCgroups) is(pid int, uid uint32, status proc.Status) bool {
-	path, err := cgroupOf(strconv.Itoa(pid))
+	path, err := cgroupOf(pid)
 	if err != nil {
 		return false // it has exited
 	}

@@ -102,8 +102,7 @@ func holdsNothing(t *testing.T, shared bool) {
 	if resolved, err := filepath.EvalSymlinks(target); err == nil {
 		target = resolved
 	}
-	p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: u.uid, Last: u.uid + 10}),
-		launcher.WithResolver(fixed{{Source: own, Target: own}, {Source: own, Target: target}}))
+	p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.Options{UIDs: launcher.UIDRange{First: u.uid, Last: u.uid + 10}, Resolver: fixed{{Source: own, Target: own}, {Source: own, Target: target}}})
 	startBy(t, p, u)
 	s := u.run("credentials", "wait:"+u.state()+"/go")
 	if line := u.says("credentials "); !strings.HasPrefix(line, "credentials 200 ") {
@@ -244,7 +243,7 @@ func TestHelperIsNotStartedWhenTheResolverFails(t *testing.T) {
 	u := prepare(t, firstUID+22)
 	broken := errors.New("no resolv.conf")
 	for _, r := range []launcher.Resolver{failing{broken}, fixed{{Source: "/nowhere", Target: "/nowhere"}}} {
-		p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: u.uid, Last: u.uid}), launcher.WithResolver(r))
+		p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.Options{UIDs: launcher.UIDRange{First: u.uid, Last: u.uid}, Resolver: r})
 		socket, err := helper.Listen(filepath.Join(u.dir, "sock"))
 		if err != nil {
 			t.Fatal(err)

@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
@@ -69,12 +70,12 @@ type dialer struct {
 
 // bus is a connection. It is used by one call at a time.
 type bus struct {
-	*sd.Conn
+	conn   *sd.Conn
 	cancel context.CancelFunc
 }
 
 func (b *bus) close() {
-	b.Close()
+	b.conn.Close()
 	b.cancel()
 }
 
@@ -137,7 +138,7 @@ func (d *dialer) kept() *bus {
 		last := len(d.idle) - 1
 		b := d.idle[last]
 		d.idle = d.idle[:last]
-		if b.Connected() {
+		if b.conn.Connected() {
 			return b
 		}
 		b.close()
@@ -228,18 +229,12 @@ func (d *dialer) dial(ctx context.Context, path string) (*bus, error) {
 // dialBus makes one connection. The path is opened on the host, because a restart of the bus would make a container's mount of it
 // stale.
 func (d *dialer) dialBus(ctx context.Context, path string) (*dbus.Conn, error) {
-	dialled := make(chan *dbus.Conn, 1) // an abandoned connection ends with ctx
-	err := d.ns.Do(ctx, "connecting to "+path, func() error {
-		c, err := dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(path), dbus.WithContext(ctx))
-		if err == nil {
-			dialled <- c
-		}
-		return err
+	c, err := host.Call(ctx, d.ns, "connecting to "+path, nil, func() (*dbus.Conn, error) { // an abandoned connection ends with ctx
+		return dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(path), dbus.WithContext(ctx))
 	})
 	if err != nil {
 		return nil, err
 	}
-	c := <-dialled
 	err = c.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))})
 	if err == nil && filepath.Base(path) != "private" { // systemd's own socket is not a bus
 		err = c.Hello()
@@ -281,7 +276,8 @@ func classify(err error) error {
 	case isDBusError(err, errShuttingDown, errDestructive):
 		return fault.Errorf(fault.Unavailable, "the host is shutting down: %w", err)
 	case isDBusError(err, errAccessDenied):
-		return fault.Errorf(fault.Precondition, "the host does not let this process start units (it must be root there, and SELinux and D-Bus policies must allow it): %w", err)
+		return fault.Errorf(fault.Precondition, "the host does not let this process start units "+
+			"(it must be root there, and SELinux and D-Bus policies must allow it): %w", err)
 	}
 	return err
 }
@@ -296,17 +292,9 @@ func unknownProperty(err error) (string, bool) {
 	return m[1], true
 }
 
-func (b *bus) kill(ctx context.Context, name string) error {
-	err := b.KillUnitWithTarget(ctx, name, sd.All, int32(unix.SIGKILL))
-	if isDBusError(err, errNoSuchUnit, errNoSuchProcess, errUnknownProcess) {
-		return nil
-	}
-	return err
-}
-
 // forget makes systemd remove a unit that has ended, unless it has already.
 func (b *bus) forget(ctx context.Context, name string) error {
-	if err := b.ResetFailedUnitContext(ctx, name); err != nil && !isDBusError(err, errNoSuchUnit) {
+	if err := b.conn.ResetFailedUnitContext(ctx, name); err != nil && !isDBusError(err, errNoSuchUnit) {
 		return fmt.Errorf("forget %s: %w", name, err)
 	}
 	// systemd removes it a moment later, and the name is in use until then.
@@ -327,10 +315,11 @@ func (b *bus) forget(ctx context.Context, name string) error {
 // forgets them.
 func (b *bus) end(ctx context.Context, units []string, kill func() error) error {
 	for _, name := range units {
-		if _, err := b.StopUnitContext(ctx, name, "replace", nil); err != nil && !isDBusError(err, errNoSuchUnit) {
+		if _, err := b.conn.StopUnitContext(ctx, name, "replace", nil); err != nil && !isDBusError(err, errNoSuchUnit) {
 			return fmt.Errorf("stop %s: %w", name, err)
 		}
-		if err := b.kill(ctx, name); err != nil {
+		err := b.conn.KillUnitWithTarget(ctx, name, sd.All, int32(unix.SIGKILL))
+		if err != nil && !isDBusError(err, errNoSuchUnit, errNoSuchProcess, errUnknownProcess) {
 			return fmt.Errorf("kill %s: %w", name, err)
 		}
 	}
@@ -365,9 +354,9 @@ func (b *bus) failed(ctx context.Context, name, program string) error {
 	if err != nil {
 		return err
 	}
-	r := state.result()
-	err = fault.Errorf(fault.Precondition, "systemd could not start %s on the host: %s; see journalctl -u %s", program, r, name)
-	if r.ExitCode == sandbox.ExitUnsupported {
+	how, status := state.exit()
+	err = fault.Errorf(fault.Precondition, "systemd could not start %s on the host: %s; see journalctl -u %s", program, how, name)
+	if status == sandbox.ExitUnsupported {
 		err = fmt.Errorf("%w: %w", errNoLandlock, err)
 	}
 	if ferr := b.forget(ctx, name); ferr != nil {

@@ -22,7 +22,7 @@ import (
 type unitState map[string]any
 
 func (b *bus) unit(ctx context.Context, name string) (unitState, error) {
-	props, err := b.GetAllPropertiesContext(ctx, name)
+	props, err := b.conn.GetAllPropertiesContext(ctx, name)
 	if err != nil {
 		return nil, fmt.Errorf("read the state of %s: %w", name, err)
 	}
@@ -58,42 +58,28 @@ func uidOf(execStart any) (uint32, bool) {
 	return as.UID, ok
 }
 
-// Result is the state of a unit and, if its helper has exited, how.
-type Result struct {
-	Active   string // "active", "activating", "deactivating", "failed", "inactive"
-	Result   string // of systemd: "success", "exit-code", "signal", "core-dump", "oom-kill", "timeout", …
-	ExitCode int    // of the helper, 0 while it runs or if a signal killed it
-	Signal   string // that killed the helper: "SIGKILL"
-	// OOMKills is the number of the unit's processes that the kernel OOM-killed, usually clients. It is known as long as a process
-	// is left. The difference before and after a client's exit distinguishes an OOM kill from a crash.
-	OOMKills uint64
-}
-
-// OOM reports whether a process of the unit was OOM-killed.
-func (r Result) OOM() bool { return r.Result == "oom-kill" || r.OOMKills > 0 }
-
-// String describes the exit.
-func (r Result) String() string {
-	var how string
+// exit describes the state of a unit and, if its main process has exited, how. status is the exit status, 0 while the process runs or if a
+// signal killed it.
+func (u unitState) exit() (how string, status int) {
+	const exited, killed, dumped = 1, 2, 3 // waitid(2)
+	code, _ := u["ExecMainCode"].(int32)
+	value, _ := u["ExecMainStatus"].(int32)
+	result := u.text("Result")
 	switch {
-	case r.Result == "oom-kill":
-		how = "OOM-killed"
-	case r.Signal != "":
-		how = "killed by " + r.Signal
-	case r.ExitCode != 0:
-		how = fmt.Sprintf("exit status %d", r.ExitCode)
-		if step := execSteps(r.ExitCode); step != "" {
+	case result == "oom-kill":
+		return "OOM-killed", 0
+	case code == killed, code == dumped:
+		return "killed by " + unix.SignalName(unix.Signal(value)), 0
+	case code == exited && value != 0:
+		how, status = fmt.Sprintf("exit status %d", value), int(value)
+		if step := execSteps(status); step != "" {
 			how += " (" + step + ")"
 		}
-	case r.Active == "active" || r.Active == "activating":
-		how = "it is " + r.Active
-	default:
-		how = "it is " + r.Active + ", result " + r.Result
+		return how, status
+	case u.active() == "active", u.active() == "activating":
+		return "it is " + u.active(), 0
 	}
-	if r.OOMKills > 0 {
-		how += fmt.Sprintf(", %d of its processes OOM-killed", r.OOMKills)
-	}
-	return how
+	return "it is " + u.active() + ", result " + result, 0
 }
 
 // execSteps explains the exit statuses of systemd's own process before it executes the program (systemd.exec(5)).
@@ -109,45 +95,6 @@ func execSteps(status int) string {
 		226: "NAMESPACE: its mount namespace could not be set up; a directory of the mount is missing, or a mount on the host is inaccessible",
 		228: "SECCOMP",
 	}[status]
-}
-
-// result returns how a unit's main process exited. The codes are those of waitid(2).
-func (u unitState) result() Result {
-	const exited, killed, dumped = 1, 2, 3
-	r := Result{Active: u.active(), Result: u.text("Result")}
-	code, _ := u["ExecMainCode"].(int32)
-	status, _ := u["ExecMainStatus"].(int32)
-	switch code {
-	case exited:
-		r.ExitCode = int(status)
-	case killed, dumped:
-		r.Signal = unix.SignalName(unix.Signal(status))
-	}
-	return r
-}
-
-// Result returns the state of the unit of that name. A unit that exited cleanly, or never existed, is a fault.NotFound; one that
-// failed is kept until Remove, Kill or Start.
-func (s *Systemd) Result(ctx context.Context, name string) (Result, error) {
-	if !validUnitName(name) {
-		return Result{}, fault.Errorf(fault.Invalid, "read the state of a unit: invalid name %q", name)
-	}
-	var r Result
-	err := s.systemd.call(ctx, "read the state of unit "+unitName(name), func(ctx context.Context, b *bus) error {
-		state, err := b.unit(ctx, unitName(name))
-		if err != nil {
-			return err
-		}
-		if !state.loaded() || !state.ours() {
-			return fault.Errorf(fault.NotFound, "this driver has no such unit")
-		}
-		r = state.result()
-		if group := state.text("ControlGroup"); group != "" {
-			r.OOMKills, err = oomKills(ctx, s.ns, group)
-		}
-		return err
-	})
-	return r, err
 }
 
 // OOMKills returns the number of processes of the unit of that name that the kernel has OOM-killed so far. It is 0 on a host without a
@@ -171,7 +118,7 @@ func (s *Systemd) sliceGroup(ctx context.Context) (string, error) {
 	}
 	var group string
 	err := s.systemd.call(ctx, "find the cgroup of "+Slice, func(ctx context.Context, b *bus) error {
-		p, err := b.GetUnitTypePropertyContext(ctx, Slice, "Slice", "ControlGroup")
+		p, err := b.conn.GetUnitTypePropertyContext(ctx, Slice, "Slice", "ControlGroup")
 		if err == nil {
 			group, _ = p.Value.Value().(string)
 		}
@@ -185,9 +132,8 @@ func (s *Systemd) sliceGroup(ctx context.Context) (string, error) {
 
 // UnitInfo is a helper in a list.
 type UnitInfo struct {
-	Name   string // of the Unit; "": unknown
-	UID    uint32
-	Active string // as in Result
+	Name string // of the Unit; "": unknown
+	UID  uint32
 }
 
 // List returns this driver's units, including failed ones. It also returns, without a name, the uids of the launcher's range that have
@@ -207,7 +153,7 @@ func (s *Systemd) List(ctx context.Context) ([]UnitInfo, error) {
 	}
 	for uid := range alive {
 		if s.uids.check(uid) == nil && !slices.ContainsFunc(list, func(u UnitInfo) bool { return u.UID == uid }) {
-			list = append(list, UnitInfo{UID: uid, Active: "active"})
+			list = append(list, UnitInfo{UID: uid})
 		}
 	}
 	return list, nil
@@ -215,7 +161,7 @@ func (s *Systemd) List(ctx context.Context) ([]UnitInfo, error) {
 
 // list returns this driver's units. It reads single properties, because all properties of a unit take systemd a millisecond.
 func (b *bus) list(ctx context.Context) ([]UnitInfo, error) {
-	found, err := b.ListUnitsByPatternsContext(ctx, nil, []string{unitPrefix + "*" + unitSuffix})
+	found, err := b.conn.ListUnitsByPatternsContext(ctx, nil, []string{unitPrefix + "*" + unitSuffix})
 	if err != nil {
 		return nil, fmt.Errorf("list units: %w", err)
 	}
@@ -226,19 +172,19 @@ func (b *bus) list(ctx context.Context) ([]UnitInfo, error) {
 		}
 		value := map[string]any{}
 		for _, name := range []string{"ExecStart", "Slice"} {
-			p, err := b.GetServicePropertyContext(ctx, u.Name, name)
+			p, err := b.conn.GetServicePropertyContext(ctx, u.Name, name)
 			if err != nil {
 				return nil, fmt.Errorf("read the state of %s: %w", u.Name, err)
 			}
 			value[name] = p.Value.Value()
 		}
-		p, err := b.GetUnitPropertyContext(ctx, u.Name, "Transient")
+		p, err := b.conn.GetUnitPropertyContext(ctx, u.Name, "Transient")
 		if err != nil {
 			return nil, fmt.Errorf("read the state of %s: %w", u.Name, err)
 		}
 		value["Transient"] = p.Value.Value()
 		if uid, ok := uidOf(value["ExecStart"]); ok && unitState(value).ours() {
-			list = append(list, UnitInfo{strings.TrimSuffix(strings.TrimPrefix(u.Name, unitPrefix), unitSuffix), uid, u.ActiveState})
+			list = append(list, UnitInfo{strings.TrimSuffix(strings.TrimPrefix(u.Name, unitPrefix), unitSuffix), uid})
 		}
 	}
 	return list, nil
@@ -246,19 +192,12 @@ func (b *bus) list(ctx context.Context) ([]UnitInfo, error) {
 
 // oomKills reads the counter of a cgroup, 0 if no hierarchy counts or the cgroup does not exist.
 func oomKills(ctx context.Context, ns Doer, group string) (uint64, error) {
-	found := make(chan uint64, 1)
-	err := ns.Do(ctx, "reading the OOM kills of "+group, func() error {
+	return host.Call(ctx, ns, "reading the OOM kills of "+group, nil, func() (uint64, error) {
 		if ns.Foreign() {
 			enterHostCgroups() // else paths begin at the container's cgroup
 		}
-		n, err := readOOMKills(group)
-		found <- n
-		return err
+		return readOOMKills(group)
 	})
-	if err != nil {
-		return 0, err
-	}
-	return <-found, nil
 }
 
 func readOOMKills(group string) (uint64, error) {

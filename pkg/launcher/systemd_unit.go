@@ -122,11 +122,7 @@ func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, fds []uintptr) []s
 		{"Before", containersEnd()},
 	}
 	props = append(props, u.Limits.or(s.defaults).properties()...)
-	writable := []string{u.StateDir}
-	if u.CacheDir != "" {
-		writable = append(writable, u.CacheDir)
-	}
-	return wire(s.sandbox.complete(props, u, writable, binds, as.Join))
+	return wire(s.sandbox.complete(props, u, unitParams{writable: u.directories(), needs: u.Needs, binds: binds, join: as.Join}))
 }
 
 func wire(props []Property) []sd.Property {

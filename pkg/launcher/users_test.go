@@ -43,7 +43,7 @@ func TestProcessesOfOtherUserNamespacesAreLeftAlone(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	p := NewProcess(plainDoer{}, "/bin/true")
+	p := NewProcess(plainDoer{}, "/bin/true", Options{})
 	if alive, err := p.Alive(ctx, uid); err != nil || alive {
 		t.Errorf("it is taken for a mount's: %v", err)
 	}
@@ -129,7 +129,7 @@ func leftAlone(t *testing.T, uid uint32, pids ...int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	p := NewProcess(plainDoer{}, "/bin/true")
+	p := NewProcess(plainDoer{}, "/bin/true", Options{})
 	if alive, err := p.Alive(ctx, uid); err != nil || alive {
 		t.Errorf("Alive: %v, %v", alive, err)
 	}
@@ -167,7 +167,7 @@ func TestProcessesInTheirOwnNamespacesAreKilled(t *testing.T) {
 			pid := sleeperOf(t, uid, "63", tc.level)
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
-			p := NewProcess(plainDoer{}, "/bin/true")
+			p := NewProcess(plainDoer{}, "/bin/true", Options{})
 			status, err := statusOf(pid)
 			if err != nil || !onHost(ctx, &p.scan.looks)(pid, uid, status) {
 				t.Errorf("it does not count: %v", err)
