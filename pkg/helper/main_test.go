@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,17 +22,18 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	// Processes that tests start end with syscall.Exit: with go test -cover, os.Exit would write to their output.
 	if helpertest.IsClient() {
-		os.Exit(helpertest.Client())
+		syscall.Exit(helpertest.Client())
 	}
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case ExchangeMode:
-			os.Exit(standInExchange())
+			syscall.Exit(standInExchange())
 		case "helper":
-			os.Exit(realHelper())
+			syscall.Exit(realHelper())
 		case attackMode:
-			os.Exit(attack(os.Args[2], os.Args[3:]))
+			syscall.Exit(attack(os.Args[2], os.Args[3:]))
 		}
 	}
 	if flag.Parse(); flag.Lookup("test.fuzz").Value.String() != "" {
