@@ -129,15 +129,3 @@ func TestAwaitingIsBounded(t *testing.T) {
 		synctest.Wait()
 	})
 }
-
-// A helper of protocol 1 would answer the client that there are no credentials: it refuses the request instead.
-func TestAwaitNeedsProtocol2(t *testing.T) {
-	if got := (request{Op: opStart, Start: &StartRequest{Await: true}}).lowestProtocol(); got != 2 {
-		t.Errorf("a request to await a session has protocol %d", got)
-	}
-	for _, req := range []request{{Op: opHello}, {Op: opStart, Start: &StartRequest{}}, {Op: opCredentials, Keys: testKeys}} {
-		if got := req.lowestProtocol(); got != 1 {
-			t.Errorf("request %s has protocol %d", req.Op, got)
-		}
-	}
-}

@@ -151,13 +151,12 @@ func (e *endpoint) wait(now served) served {
 		return e.current()
 	}
 	defer e.countWaiting(-1)
-	timer := time.NewTimer(bound)
-	defer timer.Stop()
+	expired := time.After(bound)
 	for first := true; first || now.awaited; first = false {
 		select {
 		case <-now.changed:
 			now = e.current()
-		case <-timer.C:
+		case <-expired:
 			return e.current()
 		case <-e.closed:
 			return now

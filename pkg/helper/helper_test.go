@@ -428,7 +428,7 @@ func TestNoDescriptorsAreLeaked(t *testing.T) {
 	for range 5 {
 		r.start("print:x", "exit:1")
 		r.until("the exit", exited)
-		if _, err := r.peer.Start(bounded(t), StartRequest{}, r.h.stderr); !fault.Is(err, fault.Invalid) {
+		if _, err := r.peer.Start(bounded(t), StartRequest{}, r.h.options.stderr); !fault.Is(err, fault.Invalid) {
 			t.Errorf("an empty command: %v", err)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 // record, argument or log. Call under mu.
 func (h *helper) proxy(req StartRequest) []string {
 	_, password, _ := strings.Cut(req.ProxyCredentials, ":")
-	h.scrub.hold(h.now(), "proxy", req.ProxyCredentials, password, proxyHeader(req.ProxyCredentials))
+	h.scrub.hold(h.options.now(), "proxy", req.ProxyCredentials, password, proxyHeader(req.ProxyCredentials))
 	if req.ProxyCredentials == "" {
 		return nil
 	}

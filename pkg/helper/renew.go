@@ -16,22 +16,19 @@ func (h *helper) renew(ctx context.Context) {
 	for {
 		j, begin, wait := h.nextJob()
 		if begin {
-			keys, err := h.exchange(ctx, j.order)
+			keys, err := h.options.exchange(ctx, j.order)
 			if ctx.Err() != nil {
 				return
 			}
 			h.jobEnded(j, keys, err)
 			continue
 		}
-		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return
 		case <-h.wake:
-		case <-timer.C:
+		case <-time.After(wait):
 		}
-		timer.Stop()
 	}
 }
 
@@ -39,7 +36,7 @@ func (h *helper) renew(ctx context.Context) {
 func (h *helper) nextJob() (j job, begin bool, wait time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now := h.now()
+	now := h.options.now()
 	h.scrub.forget(now)
 	if h.status.Ending && h.status.State != StateRunning {
 		return job{}, false, maxWait // no client needs a session; a start wakes renew
@@ -71,7 +68,7 @@ func (h *helper) jobEnded(j job, keys credentials.Keys, err error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now := h.now()
+	now := h.options.now()
 	out := h.session.ended(now, j, keys, err)
 	switch {
 	case out.taken:
@@ -101,7 +98,7 @@ func (h *helper) updateSession(keys credentials.Keys, order credentials.Order) e
 	if keys.IsZero() && order.IsZero() {
 		return fault.Errorf(fault.Invalid, "the request has neither keys nor an order")
 	}
-	now := h.now()
+	now := h.options.now()
 	if !keys.IsZero() {
 		h.scrub.hold(now, "session", keys.SecretAccessKey, keys.SessionToken)
 	}
@@ -129,5 +126,5 @@ func (h *helper) sessionMissing() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.wakeRenewal()
-	return h.session.asked(h.now())
+	return h.session.asked(h.options.now())
 }

@@ -2,6 +2,7 @@ package helper
 
 import (
 	"fmt"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -39,12 +40,8 @@ func (s *scrubber) hold(now time.Time, owner string, secrets ...string) {
 	before := s.held[owner]
 	var texts []string
 	for _, secret := range secrets {
-		if secret == "" {
-			continue
-		}
-		texts = append(texts, secret)
-		if e := percentEncode(secret); e != secret {
-			texts = append(texts, e)
+		if secret != "" { // the longer ones first, of which the others are parts
+			texts = append(texts, secret, percentEncode(secret))
 		}
 	}
 	s.held[owner] = texts
@@ -53,19 +50,13 @@ func (s *scrubber) hold(now time.Time, owner string, secrets ...string) {
 			s.retired = append(s.retired, retiredSecret{text, now.Add(retiredAge)})
 		}
 	}
-	if n := len(s.retired) - maxRetired; n > 0 {
-		s.retired = slices.Delete(s.retired, 0, n)
-	}
+	s.retired = s.retired[max(0, len(s.retired)-maxRetired):]
 }
 
 func (s *scrubber) forget(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := 0
-	for n < len(s.retired) && !now.Before(s.retired[n].until) {
-		n++
-	}
-	s.retired = slices.Delete(s.retired, 0, n)
+	s.retired = slices.DeleteFunc(s.retired, func(r retiredSecret) bool { return !now.Before(r.until) })
 }
 
 // scrub returns line without known secrets. If the end of the line was cut off, it also removes the beginning of a secret at
@@ -101,21 +92,7 @@ func (s *scrubber) each(fn func(secret string)) {
 }
 
 // percentEncode returns a secret as it appears in the query of a URL; session tokens contain "+", "/" and "=".
-func percentEncode(s string) string {
-	const hex = "0123456789ABCDEF"
-	var b strings.Builder
-	for i := range len(s) {
-		c := s[i]
-		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("-._~", c) >= 0 {
-			b.WriteByte(c)
-		} else {
-			b.WriteByte('%')
-			b.WriteByte(hex[c>>4])
-			b.WriteByte(hex[c&15])
-		}
-	}
-	return b.String()
-}
+func percentEncode(s string) string { return strings.ReplaceAll(url.QueryEscape(s), "+", "%20") }
 
 // maxLog bounds the helper's log in bytes if it is a regular file, as with the process launcher (usually on a tmpfs). A journal
 // has limits of its own.

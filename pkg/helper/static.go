@@ -17,7 +17,7 @@ const (
 // A client with static keys cannot get others while it runs. So keys that expire are refused: its mount would fail when they do.
 func (h *helper) clientCredentials(c client.Command) ([]string, error) {
 	if !c.StaticKeys {
-		h.scrub.hold(h.now(), "client")
+		h.scrub.hold(h.options.now(), "client")
 		return h.endpoint.env(), nil
 	}
 	keys := h.session.keys
@@ -28,6 +28,6 @@ func (h *helper) clientCredentials(c client.Command) ([]string, error) {
 		return nil, fault.Errorf(fault.Precondition, "the client takes static keys, and these are of a session, which expires")
 	}
 	// Its own: it keeps them when the helper gets others.
-	h.scrub.hold(h.now(), "client", keys.SecretAccessKey)
+	h.scrub.hold(h.options.now(), "client", keys.SecretAccessKey)
 	return append(noOtherSources(), envAccessKeyID+"="+keys.AccessKeyID, envSecretAccessKey+"="+keys.SecretAccessKey), nil
 }

@@ -53,18 +53,6 @@ func TestAClientWithStaticKeysHasThemInItsEnvironment(t *testing.T) {
 	r.says("env AKIDOTHER")
 }
 
-// A helper that does not know static keys would start the client without any.
-func TestStaticKeysNeedAHelperThatKnowsThem(t *testing.T) {
-	req := request{Op: opStart, Start: &StartRequest{}}
-	if got := req.lowestProtocol(); got != 1 {
-		t.Errorf("a client that uses the endpoint needs protocol %d", got)
-	}
-	req.Start.StaticKeys = true
-	if got := req.lowestProtocol(); got != 3 {
-		t.Errorf("a client with static keys needs protocol %d", got)
-	}
-}
-
 // Keys that expire would end with the client still running.
 func TestStaticKeysThatExpireAreRefused(t *testing.T) {
 	user := credentials.Keys{AccessKeyID: "AKIDCANARY", SecretAccessKey: "canary"}

@@ -23,6 +23,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
@@ -330,18 +331,10 @@ func withFDs(fn func(fds []uintptr) error, files ...*os.File) error {
 		if len(fds) == len(files) {
 			return fn(fds)
 		}
-		raw, err := files[len(fds)].SyscallConn()
-		if err != nil {
-			return err
-		}
-		var inner error
-		if err := raw.Control(func(fd uintptr) {
-			fds = append(fds, fd)
-			inner = next()
-		}); err != nil {
-			return err
-		}
-		return inner
+		return osfile.WithFD(files[len(fds)], func(fd int) error {
+			fds = append(fds, uintptr(fd))
+			return next()
+		})
 	}
 	return next()
 }

@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
@@ -278,9 +279,7 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 				return 0, b.failed(ctx, name, s.program)
 			}
 		}
-		select {
-		case <-time.After(confinePause):
-		case <-ctx.Done():
+		if !conc.Sleep(ctx, confinePause) {
 			return 0, fmt.Errorf("wait for process %d to become uid %d without privileges: %w", pid, u.UID, context.Cause(ctx))
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
@@ -104,10 +105,7 @@ func (d *dialer) call(ctx context.Context, what string, fn func(context.Context,
 		case time.Now().After(end):
 			return fault.Errorf(fault.Unavailable, "%s: systemd did not answer for %s: %w", what, patience, err)
 		}
-		select {
-		case <-time.After(redialPause):
-		case <-ctx.Done():
-		}
+		conc.Sleep(ctx, redialPause)
 	}
 }
 
@@ -303,9 +301,7 @@ func (b *bus) forget(ctx context.Context, name string) error {
 		if err != nil || !state.transient() || !state.dead() {
 			return err
 		}
-		select {
-		case <-time.After(confinePause):
-		case <-ctx.Done():
+		if !conc.Sleep(ctx, confinePause) {
 			return fmt.Errorf("forget %s: %w", name, context.Cause(ctx))
 		}
 	}
@@ -335,9 +331,7 @@ func (b *bus) end(ctx context.Context, units []string, kill func() error) error 
 			if state.dead() {
 				break
 			}
-			select {
-			case <-time.After(pause):
-			case <-ctx.Done():
+			if !conc.Sleep(ctx, pause) {
 				return fmt.Errorf("unit %s is still %s: %w", name, state.active(), context.Cause(ctx))
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,8 +20,6 @@ const (
 	// maxRights is how many descriptors are received: more than one is an error, and all are closed.
 	maxRights    = 8
 	retryReceive = 100 * time.Millisecond
-	// fuseMajor and fuseMinor are the device number of /dev/fuse (Documentation/admin-guide/devices.txt of the kernel).
-	fuseMajor, fuseMinor = 10, 229
 )
 
 // FuseMessage passes the descriptor of a FUSE connection from the driver to a program in a pod.
@@ -69,14 +68,19 @@ func ReceiveFuse(ctx context.Context, path string) (fd int, err error) {
 		switch {
 		case err == nil:
 			return fd, nil
-		case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, errClosed):
+		case !isAny(err, unix.ENOENT, unix.ECONNREFUSED, unix.EAGAIN, unix.ECONNRESET, errClosed):
 			return -1, fmt.Errorf("receiving the FUSE descriptor from %s: %w", path, err)
 		case ctx.Err() != nil:
-			return -1, fmt.Errorf("receiving the FUSE descriptor from %s: %w: is the socket's emptyDir volume mounted in this container, with the names in the volume's attributes? %w", path, err, ctx.Err())
+			return -1, fmt.Errorf("receiving the FUSE descriptor from %s: %w: "+
+				"is the socket's emptyDir volume mounted in this container, with the names in the volume's attributes? %w", path, err, ctx.Err())
 		}
 		pause := unix.NsecToTimespec(retryReceive.Nanoseconds())
 		_ = unix.Nanosleep(&pause, nil)
 	}
+}
+
+func isAny(err error, targets ...error) bool {
+	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 }
 
 func receive(ctx context.Context, path string) (int, error) {
@@ -87,8 +91,10 @@ func receive(ctx context.Context, path string) (int, error) {
 	defer unix.Close(socket)
 	if deadline, ok := ctx.Deadline(); ok {
 		left := unix.NsecToTimeval(max(time.Until(deadline), time.Millisecond).Nanoseconds())
-		if err := errors.Join(unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &left), unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &left)); err != nil {
-			return -1, err
+		for _, timeout := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
+			if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, timeout, &left); err != nil {
+				return -1, err
+			}
 		}
 	}
 	if err := uninterrupted(func() error { return unix.Connect(socket, &unix.SockaddrUnix{Name: path}) }); err != nil {
@@ -115,7 +121,7 @@ func uninterrupted(call func() error) error {
 
 // take returns the descriptor of a message that was received.
 func take(message, oob []byte) (int, error) {
-	fds, err := rights(oob)
+	fds, err := Rights(oob)
 	fd := -1
 	defer func() {
 		for _, other := range fds {
@@ -136,29 +142,9 @@ func take(message, oob []byte) (int, error) {
 	case len(fds) != 1:
 		return -1, fmt.Errorf("the driver's message has %d descriptors, not one", len(fds))
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fds[0], &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || unix.Major(st.Rdev) != fuseMajor || unix.Minor(st.Rdev) != fuseMinor {
+	if !IsFuse(fds[0]) {
 		return -1, errors.New("the descriptor is not of /dev/fuse")
 	}
 	fd = fds[0]
 	return fd, nil
-}
-
-// rights returns the descriptors in control messages.
-func rights(oob []byte) (fds []int, err error) {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, fmt.Errorf("the control message: %w", err)
-	}
-	for i := range messages {
-		if messages[i].Header.Level != unix.SOL_SOCKET || messages[i].Header.Type != unix.SCM_RIGHTS {
-			continue
-		}
-		more, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			return fds, fmt.Errorf("the control message: %w", err)
-		}
-		fds = append(fds, more...)
-	}
-	return fds, nil
 }

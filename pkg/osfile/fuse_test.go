@@ -143,7 +143,7 @@ func FuzzTake(f *testing.F) {
 	f.Add([]byte(`{"error":"x"}`), make([]byte, 32))
 	f.Add([]byte(``), []byte{16, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, message, oob []byte) {
-		if fds, err := rights(oob); err == nil && len(fds) > 0 {
+		if fds, err := Rights(oob); err == nil && len(fds) > 0 {
 			t.Skip("numbers of descriptors that this process may have")
 		}
 		if fd, err := take(message, oob); err == nil {

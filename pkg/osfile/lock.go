@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 )
 
 // Locks are between processes (flock(2)). The kernel releases a lock when the last descriptor of the open file is closed, also when the
@@ -29,9 +31,7 @@ func Lock(ctx context.Context, f *os.File) error {
 		if ok || err != nil {
 			return err
 		}
-		select {
-		case <-time.After(retryInterval):
-		case <-ctx.Done():
+		if !conc.Sleep(ctx, retryInterval) {
 			return fmt.Errorf("lock %s: another process holds it: %w", f.Name(), ctx.Err())
 		}
 	}

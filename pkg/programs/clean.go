@@ -18,25 +18,18 @@ import (
 
 // Clean removes the other versions of this driver's programs, unless inUse reports true for the version's directory, a process
 // runs one of its programs, or a running driver holds it. It removes only what Install made.
-func (i Installed) Clean(ctx context.Context, ns Doer, inUse func(dir string) bool) error {
+func (i Installed) Clean(ctx context.Context, ns host.Doer, inUse func(dir string) bool) error {
 	base := filepath.Dir(i.Dir)
-	removed := make(chan []string, 1)
-	err := ns.Do(ctx, "removing unused programs from "+base, func() error {
-		dirs, err := i.clean(ctx, base, inUse)
-		removed <- dirs
-		return err
-	})
-	select {
-	case dirs := <-removed:
-		if len(dirs) > 0 {
-			klog.FromContext(ctx).Info("Removed unused programs of other versions", "directories", dirs)
+	return ns.Do(ctx, "removing unused programs from "+base, func() error {
+		removed, err := i.clean(ctx, base, inUse)
+		if len(removed) > 0 {
+			klog.FromContext(ctx).Info("Removed unused programs of other versions", "directories", removed)
 		}
-	default: // the abandoned call still runs
-	}
-	if err != nil {
-		return fmt.Errorf("remove unused programs from %s: %w", base, err)
-	}
-	return nil
+		if err != nil {
+			return fmt.Errorf("remove unused programs from %s: %w", base, err)
+		}
+		return nil
+	})
 }
 
 // clean runs on the host.

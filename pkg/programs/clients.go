@@ -2,7 +2,6 @@ package programs
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -17,7 +16,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 )
 
 // Find returns the file name of a client's program in a directory, in the view of this process. If there is none it is the name that
@@ -46,7 +47,7 @@ func Files(all []client.Client, dir string) []string {
 
 // Clients are the programs of the clients in a directory of the host.
 type Clients struct {
-	ns    Doer
+	ns    host.Doer
 	dir   string
 	names map[string]string // of files, by clients
 
@@ -56,7 +57,7 @@ type Clients struct {
 
 // NewClients returns the programs of clients that are in the directory found, in the view of this process. On the host the
 // directory is dir.
-func NewClients(ns Doer, all []client.Client, found, dir string) *Clients {
+func NewClients(ns host.Doer, all []client.Client, found, dir string) *Clients {
 	c := &Clients{ns: ns, dir: dir, names: map[string]string{}, failures: map[string]error{}}
 	for _, cl := range all {
 		name, ok := Find(cl, found)
@@ -97,26 +98,25 @@ func Check(cl client.Client, path string) error {
 	if cl.SHA256 == "" {
 		return nil
 	}
-	sum := sha256.New()
-	if _, err := io.Copy(sum, f); err != nil {
+	sum, err := digest(context.Background(), io.Discard, f, fi.Size())
+	if err != nil {
 		return fault.Errorf(fault.Precondition, "read its program: %w", err)
 	}
-	if got := hex.EncodeToString(sum.Sum(nil)); got != cl.SHA256 {
-		return fault.Errorf(fault.Precondition, "program %s has the digest %s, not the declared %s; install the declared program, or correct sha256 in the config file", path, got, cl.SHA256)
+	if got := hex.EncodeToString(sum[:]); got != cl.SHA256 {
+		return fault.Errorf(fault.Precondition, "program %s has the digest %s, not the declared %s; "+
+			"install the declared program, or correct sha256 in the config file", path, got, cl.SHA256)
 	}
 	return nil
 }
 
-// settle is how long Run waits: healing and the publishes that wait for a driver go first.
-const settle = 2 * time.Second
+// tryDelay is how long Run waits: healing and the publishes that wait for a driver go first.
+const tryDelay = 2 * time.Second
 
 // Run runs each program once with --version, logs which ones the host cannot run, and waits until ctx ends.
 func (c *Clients) Run(ctx context.Context) error {
-	select {
-	case <-time.After(settle):
+	if conc.Sleep(ctx, tryDelay) {
 		c.tryAll(ctx)
 		<-ctx.Done()
-	case <-ctx.Done():
 	}
 	return nil
 }

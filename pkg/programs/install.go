@@ -6,7 +6,6 @@
 package programs
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -24,23 +23,18 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 const (
-	modeParent   = 0o755 // of directories above the operator's
-	modeDir      = 0o711 // clients of any uid pass through; a user who may open a directory could lock it against Install
-	modeProgram  = 0o755
-	modeClosed   = 0o711 // executable by every user, readable by root
-	tempPrefix   = ".tmp-"
-	digestChars  = 16
-	compareChunk = 256 << 10
+	modeParent  = 0o755 // of directories above the operator's
+	modeDir     = 0o711 // clients of any uid pass through; a user who may open a directory could lock it against Install
+	modeProgram = 0o755
+	modeClosed  = 0o711 // executable by every user, readable by root
+	tempPrefix  = ".tmp-"
+	digestChars = 16
 )
-
-// Doer does work in the host's mount namespace (host.Namespace).
-type Doer interface {
-	Do(ctx context.Context, what string, fn func() error) error
-}
 
 // Options are the programs to install, and the destination.
 type Options struct {
@@ -94,7 +88,7 @@ type source struct {
 
 // Install installs the programs on the host, and replaces damaged ones. It can be killed at any point, and several drivers can
 // call it at the same time. If the host's directory is unsuitable, the error is a fault.Precondition with the remedy.
-func Install(ctx context.Context, ns Doer, o Options) (Installed, error) {
+func Install(ctx context.Context, ns host.Doer, o Options) (Installed, error) {
 	began := time.Now()
 	if err := o.check(); err != nil {
 		return Installed{}, err
@@ -104,16 +98,11 @@ func Install(ctx context.Context, ns Doer, o Options) (Installed, error) {
 	if err != nil {
 		return Installed{}, fmt.Errorf("read the programs to install on the host: %w", err)
 	}
-	done := make(chan Installed, 1) // buffered: after ctx ends, no caller receives it, and the garbage collector closes the file
-	err = ns.Do(ctx, "installing programs in "+o.Dir, func() error {
-		i, err := o.install(ctx, sources)
-		done <- i
-		return err
-	})
+	drop := func(i Installed) { _ = i.Close() }
+	i, err := host.Call(ctx, ns, "installing programs in "+o.Dir, drop, func() (Installed, error) { return o.install(ctx, sources) })
 	if err != nil {
 		return Installed{}, fmt.Errorf("install programs on the host below %s (--host-dir): %w", o.Dir, classify(err))
 	}
-	i := <-done
 	klog.FromContext(ctx).V(2).Info("Installed programs on the host", "directory", i.Dir, "took", time.Since(began).Round(time.Millisecond))
 	return i, nil
 }
@@ -187,23 +176,20 @@ func closeSources(sources []source) {
 
 // digest copies a file from its beginning, and returns the SHA-256 of the copied bytes.
 func digest(ctx context.Context, to io.Writer, from io.ReaderAt, size int64) (sum [sha256.Size]byte, err error) {
-	h := sha256.New()
-	_, err = io.Copy(io.MultiWriter(to, h), &untilDone{ctx, io.NewSectionReader(from, 0, size)})
+	h, section := sha256.New(), io.NewSectionReader(from, 0, size)
+	_, err = io.Copy(io.MultiWriter(to, h), reader(func(p []byte) (int, error) {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		return section.Read(p)
+	}))
 	return [sha256.Size]byte(h.Sum(nil)), err
 }
 
-// untilDone is a reader that ends with ctx.
-type untilDone struct {
-	ctx context.Context //nolint:containedctx // it lives as long as one copy
-	io.Reader
-}
+// reader is a function that reads.
+type reader func(p []byte) (int, error)
 
-func (b *untilDone) Read(p []byte) (int, error) {
-	if err := b.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return b.Reader.Read(p)
-}
+func (r reader) Read(p []byte) (int, error) { return r(p) }
 
 // leaf returns the name of the version's directory.
 func (o Options) leaf(sources []source) string {
@@ -264,14 +250,17 @@ func (o Options) install(ctx context.Context, sources []source) (Installed, erro
 		}
 	}
 	if i.hold, err = openDir(i.Dir); err != nil {
-		return i, err
+		return Installed{}, err
 	}
 	// Clean takes it only while it holds the lock that is held here.
 	ok, err := osfile.TryRLock(i.hold)
 	if err == nil && !ok {
 		err = fmt.Errorf("%s is locked by another driver: %w", i.Dir, unix.EWOULDBLOCK)
 	}
-	return i, err
+	if err != nil {
+		return Installed{}, errors.Join(err, i.Close())
+	}
+	return i, nil
 }
 
 // installed reports whether a file is the program, unchanged, with the right mode, and owned by root.
@@ -285,29 +274,8 @@ func (s source) installed(ctx context.Context, path string) bool {
 	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode != unix.S_IFREG|s.mode || st.Uid != 0 || st.Nlink != 1 || st.Size != s.size {
 		return false
 	}
-	same, err := s.equals(ctx, f)
-	return err == nil && same
-}
-
-// equals compares a file of the same size with the program, which takes a fraction of the time of a digest.
-func (s source) equals(ctx context.Context, f io.ReaderAt) (bool, error) {
-	want, got := make([]byte, compareChunk), make([]byte, compareChunk)
-	for at := int64(0); at < s.size; at += compareChunk {
-		if err := ctx.Err(); err != nil {
-			return false, err
-		}
-		n := min(compareChunk, s.size-at)
-		if _, err := s.file.ReadAt(want[:n], at); err != nil {
-			return false, err
-		}
-		if _, err := f.ReadAt(got[:n], at); err != nil {
-			return false, err
-		}
-		if !bytes.Equal(want[:n], got[:n]) {
-			return false, nil
-		}
-	}
-	return true, nil
+	sum, err := digest(ctx, io.Discard, f, s.size)
+	return err == nil && sum == s.sum
 }
 
 // write puts the program into dir. The directory's lock is held.

@@ -17,7 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 )
 
 const (
@@ -28,30 +30,23 @@ const (
 
 // Try runs a program on the host as an unprivileged user, with the argument --version, and returns the first line that it writes. If the
 // host cannot run it, the error is a fault.Precondition with the reason and the remedy.
-func Try(ctx context.Context, ns Doer, path string) (string, error) {
+func Try(ctx context.Context, ns host.Doer, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
-	ran := make(chan string, 1) // buffered: after ctx ends, nothing receives from it
-	err := ns.Do(ctx, "trying "+path, func() error {
+	version, err := host.Call(ctx, ns, "trying "+path, nil, func() (string, error) {
 		for {
 			output, err := run(ctx, path)
 			// A child that another thread forks has this process's descriptors, also one that wrote the program, until it executes.
-			if !errors.Is(err, unix.ETXTBSY) {
+			if !errors.Is(err, unix.ETXTBSY) || !conc.Sleep(ctx, busyPause) {
 				version, _, _ := strings.Cut(output, "\n")
-				ran <- version
-				return explain(path, err)
-			}
-			select {
-			case <-time.After(busyPause):
-			case <-ctx.Done():
-				return err
+				return version, explain(path, err)
 			}
 		}
 	})
 	if err != nil {
 		return "", fmt.Errorf("run %s on the host: %w", path, err)
 	}
-	return <-ran, nil
+	return version, nil
 }
 
 // exitError means that the program ran and failed.
