@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
 const (
@@ -184,7 +184,7 @@ func (n *Namespace) start(c *call, enter, fn func() error) {
 			c.err = fn()
 			return
 		}
-		OnThrowawayThread(func() {
+		proc.OnThrowawayThread(func() {
 			if err := enter(); err != nil {
 				c.err = fmt.Errorf("%s: %w", c.what, err)
 				return
@@ -247,26 +247,6 @@ func (n *Namespace) OverdueCalls() []string {
 }
 
 func age(c *call) time.Duration { return time.Since(c.started).Round(time.Millisecond) }
-
-// OnThrowawayThread runs fn on an OS thread that ends with it, so that fn may change the thread's root, working directory, namespaces
-// and privileges. It returns when fn has.
-//
-// The process's first thread is never used: the runtime does not end it, and /proc/self shows its state, which would then look like
-// the whole process's.
-func OnThrowawayThread(fn func()) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine
-		if unix.Gettid() == os.Getpid() {
-			OnThrowawayThread(fn) // this thread is locked until then, so fn gets another one
-			runtime.UnlockOSThread()
-			return
-		}
-		fn()
-	}()
-	<-done
-}
 
 // enterHost moves the calling thread, which must end afterwards, into PID 1's mount namespace.
 func enterHost() error {

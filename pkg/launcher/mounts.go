@@ -14,6 +14,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
@@ -207,7 +208,7 @@ func (v *view) make(u Unit, program string, binds []resolvconf.Bind, have string
 	if v.ns.Foreign() {
 		enter() // this thread has the host's mounts, and ends afterwards
 	} else {
-		host.OnThrowawayThread(enter)
+		proc.OnThrowawayThread(enter)
 	}
 	return m, err
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
 	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
@@ -225,7 +226,7 @@ func (p *Process) startOnOwnThread(u Unit, program, view *os.File) (pid int, err
 	if p.ns.Foreign() {
 		start() // on the thread that has entered the host's mount namespace; another one would be in the container's
 	} else {
-		host.OnThrowawayThread(start)
+		proc.OnThrowawayThread(start)
 	}
 	return pid, err
 }

@@ -190,7 +190,7 @@ func onOwnThread[T any](ctx context.Context, ns *host.Namespace, what string, dr
 		if ns.Foreign() {
 			return fn() // is on such a thread
 		}
-		host.OnThrowawayThread(func() { v, err = fn() })
+		proc.OnThrowawayThread(func() { v, err = fn() })
 		return v, err
 	})
 }

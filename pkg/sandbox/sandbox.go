@@ -14,10 +14,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
 // MinABI is the lowest Landlock version that is used (Linux 5.19). With version 1 a file could not be renamed to another directory,
@@ -227,21 +228,10 @@ func addPort(set int, port uint16, access uint64) error {
 
 // Run calls start on a thread that is restricted to the policy and ends afterwards. What start starts keeps the restriction.
 func (p Policy) Run(start func() error) (err error) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine
-		if unix.Gettid() == os.Getpid() {
-			// Not the first thread: the runtime does not end it, and signals to the process are checked by its domain. It is
-			// locked until then, so another one is used.
-			err = p.Run(start)
-			runtime.UnlockOSThread()
-			return
-		}
+	proc.OnThrowawayThread(func() {
 		if err = p.Restrict(); err == nil {
 			err = start()
 		}
-	}()
-	<-done
+	})
 	return err
 }
