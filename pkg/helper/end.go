@@ -74,18 +74,11 @@ func tryWriteEnd(stateDir string, end End) error {
 	if err := (osfile.Writer{}).Write(filepath.Join(stateDir, name), append(body, '\n')); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
-	return removeIfThere(filepath.Join(stateDir, other))
+	return os.RemoveAll(filepath.Join(stateDir, other))
 }
 
 func removeEnd(stateDir string) error {
-	return errors.Join(removeIfThere(filepath.Join(stateDir, FileExit)), removeIfThere(filepath.Join(stateDir, FileError)))
-}
-
-func removeIfThere(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
+	return errors.Join(os.RemoveAll(filepath.Join(stateDir, FileExit)), os.RemoveAll(filepath.Join(stateDir, FileError)))
 }
 
 // ReadEnd reads how the last client exited from a mount's state directory; ok is false if there is no record. The directory

@@ -72,16 +72,8 @@ func receive(conn *net.UnixConn) (body []byte, files []*os.File, err error) {
 	if _, err := io.ReadFull(conn, head[n:]); err != nil {
 		return nil, files, err
 	}
-	size, err := bodySize(head)
-	if err != nil {
-		return nil, files, err
-	}
-	body = make([]byte, size)
-	// With a plain read the kernel closes descriptors that come with later bytes.
-	if _, err := io.ReadFull(conn, body); err != nil {
-		return nil, files, err
-	}
-	return body, files, nil
+	body, err = readBody(conn, head) // with a plain read the kernel closes descriptors that come with later bytes
+	return body, files, err
 }
 
 // send writes a message, with a descriptor on its first byte if there is one.

@@ -75,12 +75,15 @@ func encode(message any) ([]byte, error) {
 	return append(binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(body)), uint32(len(body))), body...), nil
 }
 
-func bodySize(head [4]byte) (int, error) {
+// readBody reads the message that follows its length.
+func readBody(r io.Reader, head [4]byte) ([]byte, error) {
 	n := binary.BigEndian.Uint32(head[:])
 	if n == 0 || n > maxMessage {
-		return 0, fault.Errorf(fault.Invalid, "message length %d is not between 1 and %d", n, maxMessage)
+		return nil, fault.Errorf(fault.Invalid, "message length %d is not between 1 and %d", n, maxMessage)
 	}
-	return int(n), nil
+	body := make([]byte, n)
+	_, err := io.ReadFull(r, body)
+	return body, err
 }
 
 // decodeRequest decodes a request and refuses protocols that this helper does not know.
@@ -113,13 +116,9 @@ func readReply(r io.Reader) (reply, error) {
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return reply{}, err
 	}
-	n, err := bodySize(head)
+	body, err := readBody(r, head)
 	if err != nil {
-		return reply{}, err
-	}
-	body := make([]byte, n)
-	if _, err := io.ReadFull(r, body); err != nil {
-		return reply{}, fmt.Errorf("the helper's answer is incomplete: %w", err)
+		return reply{}, fmt.Errorf("read the helper's answer: %w", err)
 	}
 	var rep reply
 	if err := json.Unmarshal(body, &rep); err != nil {

@@ -23,33 +23,6 @@ func sleeper(t *testing.T, uid uint32) int {
 	return cmd.Process.Pid
 }
 
-func TestExitsAreAwaited(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it starts processes as another user")
-	}
-	const uid = 2_123_457
-	one, two := sleeper(t, uid), sleeper(t, uid)
-	const pause = 50 * time.Millisecond
-	began := time.Now()
-	if awaitExits([]int{one, two}, pause); time.Since(began) < pause {
-		t.Errorf("it returned after %v, while both processes ran", time.Since(began))
-	}
-	if err := syscall.Kill(one, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	began = time.Now()
-	if awaitExits([]int{one, two}, pause); time.Since(began) < pause {
-		t.Errorf("it returned after %v, while one process ran", time.Since(began))
-	}
-	if err := syscall.Kill(two, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	began = time.Now()
-	if awaitExits([]int{one, two, 1 << 30}, time.Minute); time.Since(began) > 30*time.Second {
-		t.Error("it did not return when the processes had exited")
-	}
-}
-
 func TestKillReturnsWhenTheProcessesHaveExited(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it starts processes as another user")

@@ -1,8 +1,6 @@
 package launcher
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -191,9 +189,8 @@ func sharedCgroups(a, b, init map[string]string, hostView bool) []string {
 // parseCgroups reads /proc/<pid>/cgroup (cgroups(7)): the paths by controllers, where "" is the unified hierarchy.
 func parseCgroups(file []byte) map[string]string {
 	cgroups := map[string]string{}
-	lines := bufio.NewScanner(bytes.NewReader(file))
-	for lines.Scan() {
-		if parts := strings.SplitN(lines.Text(), ":", 3); len(parts) == 3 {
+	for line := range strings.Lines(string(file)) {
+		if parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3); len(parts) == 3 {
 			cgroups[parts[1]] = parts[2]
 		}
 	}

@@ -206,22 +206,19 @@ func (d *dialer) dial(ctx context.Context, path string) (*bus, error) {
 	unbind := context.AfterFunc(ctx, cancel)
 	overdue := time.AfterFunc(dialTimeout, cancel)
 	conn, err := sd.NewConnection(func() (*dbus.Conn, error) { return d.dialBus(own, path) })
-	if !unbind() {
-		if err == nil {
-			conn.Close()
-		}
+	switch {
+	case !unbind():
 		err = context.Cause(ctx)
-	} else if !overdue.Stop() { // the result of the handshake does not matter
-		if err == nil {
-			conn.Close()
-		}
+	case !overdue.Stop(): // the result of the handshake does not matter
 		err = os.ErrDeadlineExceeded
+	case err == nil:
+		return &bus{conn, cancel}, nil
 	}
-	if err != nil {
-		cancel()
-		return nil, err
+	if conn != nil {
+		conn.Close()
 	}
-	return &bus{conn, cancel}, nil
+	cancel()
+	return nil, err
 }
 
 // dialBus makes one connection. The path is opened on the host, because a restart of the bus would make a container's mount of it
@@ -259,14 +256,8 @@ func lost(err error) bool {
 			"org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner", "org.freedesktop.DBus.Error.Timeout",
 			"org.freedesktop.DBus.Error.TimedOut", "org.freedesktop.DBus.Error.LimitsExceeded")
 	}
-	for _, e := range []error{
-		dbus.ErrClosed, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, syscall.ENOTCONN,
-	} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	ended := []error{dbus.ErrClosed, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, syscall.ENOTCONN}
+	return slices.ContainsFunc(ended, func(e error) bool { return errors.Is(err, e) })
 }
 
 func classify(err error) error {

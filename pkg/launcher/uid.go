@@ -96,46 +96,13 @@ func (s *processScan) killAll(ctx context.Context, uid uint32, pause time.Durati
 		if err != nil || len(pids) == 0 {
 			return err
 		}
-		awaitExits(pids, pause)
+		wait, cancel := context.WithTimeout(ctx, pause)
+		for _, pid := range pids { // only another scan proves that all have exited: one may have forked
+			host.AwaitExit(wait, pid, uid)
+		}
+		cancel()
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("kill the processes of uid %d: %v have not exited: %w", uid, pids, err)
-		}
-	}
-}
-
-// awaitExits returns when the processes have exited, at the latest after pause. Only another scan can prove that they have: a pid
-// may have been reused, and a process may have forked.
-func awaitExits(pids []int, pause time.Duration) {
-	end := time.Now().Add(pause)
-	for _, pid := range pids {
-		fd, err := unix.PidfdOpen(pid, 0)
-		if errors.Is(err, unix.ESRCH) {
-			continue
-		}
-		if err != nil {
-			time.Sleep(time.Until(end))
-			return
-		}
-		awaitExit(fd, end)
-		_ = unix.Close(fd)
-	}
-}
-
-// awaitExit returns when the process of a pidfd has exited, at the latest at end.
-func awaitExit(pidfd int, end time.Time) {
-	for {
-		left := time.Until(end)
-		if left <= 0 {
-			return
-		}
-		timeout := unix.NsecToTimespec(left.Nanoseconds())
-		n, err := unix.Ppoll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, &timeout, nil)
-		switch {
-		case n > 0:
-			return
-		case err != nil && !errors.Is(err, unix.EINTR): // a signal of the Go runtime
-			time.Sleep(time.Until(end))
-			return
 		}
 	}
 }
