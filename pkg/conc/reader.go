@@ -3,6 +3,7 @@ package conc
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // Reader runs a function that reads something. No caller gets a result that is older than its call: each gets that of a read that
@@ -51,4 +52,14 @@ func (r *Reader[T]) run(ctx context.Context, before <-chan struct{}, res *result
 	r.mu.Unlock()
 	defer close(res.done)
 	res.value, res.err = read(ctx)
+}
+
+// Sleep waits for d. It returns false if ctx ends first.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

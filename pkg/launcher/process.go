@@ -98,8 +98,6 @@ type Process struct {
 
 	mu       sync.Mutex
 	children map[int]struct{} // not reaped yet
-	moved    bool             // leaving the driver's cgroup was tried,
-	moveErr  error            // with this outcome
 }
 
 // Sandbox returns the state of the sandbox.
@@ -118,6 +116,16 @@ func (p *Process) ResolvesBy() (bool, string) {
 	}
 	return true, ""
 }
+
+// Prepares reports whether a helper can be started as a spare and later become that of a mount. The mount namespace of a Resolver
+// may not show the directories that it gets then. Nothing denies helpers of this launcher any address.
+func (p *Process) Prepares([]netip.Addr) bool { return p.view == nil || !p.view.alone.Load() }
+
+// Limit does nothing, because this launcher enforces no limits.
+func (p *Process) Limit(context.Context, Unit) error { return nil }
+
+// Describe does nothing, because processes have no descriptions.
+func (p *Process) Describe(context.Context, Unit) error { return nil }
 
 // NewProcess returns a launcher of a program, a path on the host, that is a helper in its mode `helper`. It starts nothing.
 func NewProcess(ns Doer, program string, o Options) *Process {
