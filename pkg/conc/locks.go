@@ -6,7 +6,8 @@ import (
 	"sync"
 )
 
-// Locks is a set of locks by name. A name has one holder at a time; different names are independent. The zero value is ready for use. Unused names take no memory.
+// Locks is a set of locks by name. A name has one holder at a time; different names are independent. The zero value is ready for use.
+// Unused names take no memory.
 type Locks struct {
 	mu    sync.Mutex
 	names map[string]*lock

@@ -107,6 +107,8 @@ func (e *endpoint) set(keys credentials.Keys, ends time.Time) {
 	e.release()
 }
 
+const notAwaited = false
+
 // await sets whether the client's first keys are still to come. Its requests wait for them.
 func (e *endpoint) await(awaited bool) {
 	e.mu.Lock()
@@ -290,7 +292,7 @@ func (e *endpoint) respond(head []byte) (status string, body []byte) {
 		return "503 Service Unavailable", refusal("NoCredentials", "this mount has no credentials")
 	case !now.valid:
 		return "503 Service Unavailable",
-			refusal("ExpiredCredentials", "the mount's credentials expired at "+now.keys.Expires.UTC().Format(time.RFC3339)+" and were not renewed")
+			refusal("ExpiredCredentials", "the mount's credentials expired at "+stamp(now.keys.Expires)+" and were not renewed")
 	}
 	return "200 OK", document(now.keys, now.ends, e.now())
 }
@@ -322,7 +324,7 @@ func document(keys credentials.Keys, ends, now time.Time) []byte {
 		SecretAccessKey string
 		Token           string `json:",omitempty"`
 		Expiration      string
-	}{keys.AccessKeyID, keys.SecretAccessKey, keys.SessionToken, expires.UTC().Format(time.RFC3339)})
+	}{keys.AccessKeyID, keys.SecretAccessKey, keys.SessionToken, stamp(expires)})
 	return body
 }
 

@@ -236,7 +236,11 @@ func (h *helper) output(raw []byte, cut bool, c client.Client, before previous) 
 	if h.report(line, c, before) {
 		return
 	}
-	line = shorten(h.scrub.scrub(line, cut))
+	scrub := h.scrub.scrub
+	if cut {
+		scrub = h.scrub.scrubCut
+	}
+	line = shorten(scrub(line))
 	if line == "" {
 		return
 	}
@@ -306,7 +310,7 @@ func (h *helper) exited(code int, signal string) {
 	h.status.State, h.status.ClientPID = StateExited, 0
 	h.status.ExitCode, h.status.Signal = code, signal
 	h.lastActivity = h.options.now()
-	h.endpoint.await(false)
+	h.endpoint.await(notAwaited)
 	h.log.printf("client exited: %s", describe(code, signal))
 	h.recordEnd()
 	h.changeStatus()

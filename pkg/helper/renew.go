@@ -51,12 +51,12 @@ func (h *helper) nextJob() (j job, begin bool, wait time.Duration) {
 // logExpired logs that the client's session has expired. Call under mu.
 func (h *helper) logExpired() {
 	s := &h.session
-	at := s.ends.UTC().Format(time.RFC3339)
+	at := stamp(s.ends)
 	switch {
 	case s.order.IsZero():
 		h.log.printf("credentials expired: at=%s, no order to renew them", at)
 	case s.err != nil:
-		h.log.printf("session expired: at=%s, renewal failing since %s: %v", at, s.since.UTC().Format(time.RFC3339), s.err)
+		h.log.printf("session expired: at=%s, renewal failing since %s: %v", at, stamp(s.since), s.err)
 	default:
 		h.log.printf("session expired: at=%s, renewal in progress", at)
 	}
@@ -64,7 +64,7 @@ func (h *helper) logExpired() {
 
 func (h *helper) jobEnded(j job, keys credentials.Keys, err error) {
 	if err != nil {
-		err = fault.Errorf(fault.KindOf(err), "%s", shorten(h.scrub.scrub(clean([]byte(err.Error())), false)))
+		err = fault.Errorf(fault.KindOf(err), "%s", shorten(h.scrub.scrub(clean([]byte(err.Error())))))
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -75,9 +75,9 @@ func (h *helper) jobEnded(j job, keys credentials.Keys, err error) {
 		h.scrub.hold(now, "session", keys.SecretAccessKey, keys.SessionToken)
 		h.serveSession()
 		if !out.failed.IsZero() {
-			h.log.printf("session renewed: until=%s, renewal had failed since %s", keys.Expires.UTC().Format(time.RFC3339), out.failed.UTC().Format(time.RFC3339))
+			h.log.printf("session renewed: until=%s, renewal had failed since %s", stamp(keys.Expires), stamp(out.failed))
 		} else if keys.Expires.IsZero() || keys.Expires.Sub(now) > loggedLife {
-			h.log.printf("session renewed: until=%s", keys.Expires.UTC().Format(time.RFC3339))
+			h.log.printf("session renewed: until=%s", stamp(keys.Expires))
 		}
 	case out.changed:
 		h.log.printf("session renewal failed, retrying: %v", h.session.err)

@@ -117,7 +117,8 @@ func Run(ctx context.Context, program Program, args []string) error {
 	o := options{
 		callers:  callers,
 		stateDir: a.StateDir, cacheDir: a.CacheDir, landlock: a.Landlock, spare: a.Spare,
-		version: program.Version, random: rand.Float64, stderr: os.Stderr, now: time.Now, lookup: client.Get, checkFuse: checkFuse, idleLimit: idleLimit, endGrace: endGrace, idleQueue: idleQueue, idleSilent: idleSilent, cpuTime: proc.CPUTime,
+		version: program.Version, random: rand.Float64, stderr: os.Stderr, now: time.Now, lookup: client.Get, checkFuse: checkFuse, cpuTime: proc.CPUTime,
+		idleLimit: idleLimit, endGrace: endGrace, idleQueue: idleQueue, idleSilent: idleSilent,
 	}
 	o.exchange = newExchanger(program.Exchange, o.restricted).make
 	h, err := newHelper(o)

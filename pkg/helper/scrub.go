@@ -59,15 +59,19 @@ func (s *scrubber) forget(now time.Time) {
 	s.retired = slices.DeleteFunc(s.retired, func(r retiredSecret) bool { return !now.Before(r.until) })
 }
 
-// scrub returns line without known secrets. If the end of the line was cut off, it also removes the beginning of a secret at
-// the end.
-func (s *scrubber) scrub(line string, cut bool) string {
+// scrub returns line without known secrets.
+func (s *scrubber) scrub(line string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.each(func(secret string) { line = strings.ReplaceAll(line, secret, redacted) })
-	if !cut {
-		return line
-	}
+	return line
+}
+
+// scrubCut is scrub for a line whose end was cut off: it also removes the beginning of a secret at the end.
+func (s *scrubber) scrubCut(line string) string {
+	line = s.scrub(line)
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.each(func(secret string) {
 		for n := min(len(secret)-1, len(line)); n >= 4; n-- {
 			if strings.HasSuffix(line, secret[:n]) {
@@ -117,14 +121,14 @@ func newLogger(out *os.File, scrub *scrubber, now func() time.Time) *logger {
 }
 
 func (l *logger) printf(format string, args ...any) {
-	l.line(l.scrub.scrub(clean(fmt.Appendf(nil, format, args...)), false))
+	l.line(l.scrub.scrub(clean(fmt.Appendf(nil, format, args...))))
 }
 
 // line writes a line that is cleaned and scrubbed. Errors are ignored: a log failure must not affect the mount.
 func (l *logger) line(text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	stamp := l.now().UTC().Format(time.RFC3339)
+	stamp := stamp(l.now())
 	if l.regular && l.size > maxLog {
 		// The launcher opened it for appending, so the next line is written at the start.
 		if l.out.Truncate(0) == nil {

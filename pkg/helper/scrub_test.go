@@ -17,11 +17,11 @@ func TestSecretsAreScrubbedInEveryForm(t *testing.T) {
 		"nothing":                "nothing",
 		"partly se+cret/1, fine": "partly se+cret/1, fine",
 	} {
-		if got := s.scrub(line, false); got != want {
+		if got := s.scrub(line); got != want {
 			t.Errorf("%q: %q, want %q", line, got, want)
 		}
 	}
-	if got := s.scrub("cut off se+cret", true); got != "cut off [redacted]" {
+	if got := s.scrubCut("cut off se+cret"); got != "cut off [redacted]" {
 		t.Errorf("a secret's beginning at a cut: %q", got)
 	}
 }
@@ -29,7 +29,7 @@ func TestSecretsAreScrubbedInEveryForm(t *testing.T) {
 func TestReplacedSecretsAreScrubbedForAWhileAndThenForgotten(t *testing.T) {
 	var s scrubber
 	now := time.Now()
-	shown := func(secret string) bool { return strings.Contains(s.scrub("x "+secret, false), secret) }
+	shown := func(secret string) bool { return strings.Contains(s.scrub("x "+secret), secret) }
 	s.hold(now, "endpoint", "forever")
 	s.hold(now, "session", "old")
 	s.hold(now, "session", "new")

@@ -191,13 +191,15 @@ func shape(text string) string {
 	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return strings.ContainsAny(w, "0123456789") }), " ")
 }
 
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
 // usable refuses incomplete and expired keys.
 func usable(now time.Time, keys credentials.Keys) error {
 	switch {
 	case keys.AccessKeyID == "" || keys.SecretAccessKey == "":
 		return fault.Errorf(fault.Unknown, "the exchange program returned no keys")
 	case !keys.Expires.IsZero() && !keys.Expires.After(now):
-		return fault.Errorf(fault.Unavailable, "the new session already expired at %s; check the clocks of this host and of the token service", keys.Expires.UTC().Format(time.RFC3339))
+		return fault.Errorf(fault.Unavailable, "the new session already expired at %s; check the clocks of this host and of the token service", stamp(keys.Expires))
 	}
 	return nil
 }
@@ -234,7 +236,7 @@ func (s *session) expire(now time.Time) bool {
 	}
 	s.expired = true
 	if s.err == nil && s.order.IsZero() {
-		s.err = fault.Errorf(fault.Unauthenticated, "the credentials expired at %s and were not replaced", s.ends.UTC().Format(time.RFC3339))
+		s.err = fault.Errorf(fault.Unauthenticated, "the credentials expired at %s and were not replaced", stamp(s.ends))
 		s.since = s.ends
 	}
 	return true

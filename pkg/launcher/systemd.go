@@ -312,13 +312,16 @@ func (s *Systemd) Kill(ctx context.Context, uid uint32) error {
 	})
 }
 
-// limitSlice sets the limits of all helpers together, once. systemd keeps them until the host reboots.
+// untilReboot is for settings that systemd must not keep longer.
+const untilReboot = true
+
+// limitSlice sets the limits of all helpers together, once.
 func (s *Systemd) limitSlice(ctx context.Context, b *bus) error {
 	props := s.sliceLimits.properties()
 	if s.limited.Load() || len(props) == 0 {
 		return nil // systemd creates the slice with the first service
 	}
-	if err := b.conn.SetUnitPropertiesContext(ctx, Slice, true, wire(props)...); err != nil {
+	if err := b.conn.SetUnitPropertiesContext(ctx, Slice, untilReboot, wire(props)...); err != nil {
 		return fmt.Errorf("limit %s: %w", Slice, err)
 	}
 	s.limited.Store(true)

@@ -174,6 +174,6 @@ func (s *Systemd) set(ctx context.Context, what string, u Unit, props []Property
 		return fault.Errorf(fault.Invalid, "%s: invalid name %q", what, u.Name)
 	}
 	return s.systemd.call(ctx, what, func(ctx context.Context, b *bus) error {
-		return b.conn.SetUnitPropertiesContext(ctx, unitName(u.Name), true, wire(s.sandbox.supported(props))...)
+		return b.conn.SetUnitPropertiesContext(ctx, unitName(u.Name), untilReboot, wire(s.sandbox.supported(props))...)
 	})
 }

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RemoveTree removes a file, or a directory and everything below it, which another user made, perhaps deep or wide on purpose. It uses two descriptors, and 16 bytes of memory for each level. It
-// follows no symbolic links below the path, and fails at a mount point. If the path does not exist, it returns nil. What was removed
-// before an error, or before ctx ended, stays removed, and a later call continues there.
+// RemoveTree removes a file, or a directory and everything below it, which another user made, perhaps deep or wide on purpose. It uses two
+// descriptors, and 16 bytes of memory for each level. It follows no symbolic links below the path, and fails at a mount point. If the path
+// does not exist, it returns nil. What was removed before an error, or before ctx ended, stays removed, and a later call continues there.
 func RemoveTree(ctx context.Context, path string) error {
 	for {
 		// A directory that was emptied may not be empty: file systems may skip entries while others are removed.

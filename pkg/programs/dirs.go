@@ -71,7 +71,8 @@ func trusted(dir string) error {
 		return fault.Errorf(fault.Precondition, "%s is writable by users other than root (owner %d, mode %04o), which is not safe for programs that root starts: "+
 			"make root its only writer (chown root, chmod go-w), or choose another --host-dir", dir, st.Uid, st.Mode&0o7777)
 	case st.Mode&0o001 == 0:
-		return fault.Errorf(fault.Precondition, "%s is not accessible to clients, which do not run as root (mode %04o, owner root): make it accessible (chmod o+x), or choose another --host-dir", dir, st.Mode&0o7777)
+		return fault.Errorf(fault.Precondition, "%s is not accessible to clients, which do not run as root (mode %04o, owner root): "+
+			"make it accessible (chmod o+x), or choose another --host-dir", dir, st.Mode&0o7777)
 	}
 	return nil
 }
