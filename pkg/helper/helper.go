@@ -18,10 +18,7 @@ import (
 
 // options configure a helper. Tests replace the parts that need a real mount.
 type options struct {
-	stateDir   string // of the mount, or of the spare
-	cacheDir   string // "": none
-	spare      bool   // the mount comes with a request
-	landlock   bool   // restrict the processes that it starts
+	args       Arguments
 	version    string // of the program
 	stderr     *os.File
 	now        func() time.Time
@@ -51,7 +48,7 @@ type helper struct {
 	runs     sync.WaitGroup // of clients' readers and waiters
 
 	mu            sync.Mutex
-	dirs          directories
+	mount         Assignment
 	unassigned    bool // a spare without a mount
 	status        Status
 	session       session
@@ -67,9 +64,6 @@ type helper struct {
 	finalRead     bool          // the final status was read
 	finished      bool          // done is closed
 }
-
-// directories are those of the mount; its cache is "" if it has none.
-type directories struct{ state, cache string }
 
 func newHelper(o options) (*helper, error) {
 	scrub := &scrubber{}
@@ -88,7 +82,7 @@ func newHelper(o options) (*helper, error) {
 		done: make(chan struct{}), killed: make(chan struct{}), changed: make(chan struct{}), lastActivity: o.now(),
 		status:  Status{Protocol: ProtocolVersion, Version: o.version, PID: os.Getpid(), Revision: 1, State: StateIdle},
 		session: session{random: o.random, salt: salt},
-		dirs:    directories{o.stateDir, o.cacheDir}, unassigned: o.spare,
+		mount:   Assignment{o.args.Name, o.args.StateDir, o.args.CacheDir}, unassigned: o.args.Spare,
 	}
 	ep.sessionMissing = h.sessionMissing
 	return h, nil
@@ -182,7 +176,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 		}
 	}
 	h.endpoint.await(req.Await && h.session.keys.IsZero())
-	if err := removeEnd(h.dirs.state); err != nil {
+	if err := removeEnd(h.mount.StateDir); err != nil {
 		h.log.printf("removing the previous exit record failed: %v", err)
 	}
 	env, err := h.clientCredentials(req.Command)
@@ -191,7 +185,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	}
 	env = append(env, h.proxy(req)...)
 	if req.Fusermount != "" {
-		path, err := prepareFusermount(h.dirs.state, req.Fusermount)
+		path, err := prepareFusermount(h.mount.StateDir, req.Fusermount)
 		if err != nil {
 			return fmt.Errorf("prepare the client's mount point: %w", err)
 		}
@@ -333,8 +327,8 @@ func (h *helper) recordEnd() {
 			end.Reason += " while it was mounted"
 		}
 	}
-	if err := writeEnd(h.dirs.state, end); err != nil {
-		h.log.printf("recording the client's exit failed: dir=%s: %v", h.dirs.state, err)
+	if err := writeEnd(h.mount.StateDir, end); err != nil {
+		h.log.printf("recording the client's exit failed: dir=%s: %v", h.mount.StateDir, err)
 	}
 }
 
@@ -358,7 +352,7 @@ func (h *helper) assign(a Assignment) error {
 	case h.quitting || h.stopping:
 		return fault.Errorf(fault.Precondition, "cannot take a mount: the helper is exiting")
 	}
-	h.unassigned, h.dirs = false, directories{a.StateDir, a.CacheDir}
+	h.unassigned, h.mount = false, a
 	h.log.printf("spare assigned: name=%s", a.Name)
 	h.changeStatus()
 	return nil

@@ -105,7 +105,7 @@ func TestAHelperThatIsNotAskedExitsAfterTheEnd(t *testing.T) {
 		if took := time.Since(began); took != endGrace {
 			t.Errorf("it exited after %s", took)
 		}
-		if end, ok, err := ReadEnd(b.h.dirs.state); err != nil || !ok || !end.Expected {
+		if end, ok, err := ReadEnd(b.h.mount.StateDir); err != nil || !ok || !end.Expected {
 			t.Errorf("record: %+v, %v, %v", end, ok, err)
 		}
 	})
@@ -161,7 +161,7 @@ func TestAClientIsStartedAgainAfterAnAbnormalExitWhileEnding(t *testing.T) {
 		if b.lives() {
 			t.Error("it stays")
 		}
-		if end, ok, err := ReadEnd(b.h.dirs.state); err != nil || !ok || !end.Expected || end.Code != 0 || end.Starts != 2 {
+		if end, ok, err := ReadEnd(b.h.mount.StateDir); err != nil || !ok || !end.Expected || end.Code != 0 || end.Starts != 2 {
 			t.Errorf("record: %+v, %v, %v", end, ok, err)
 		}
 	})

@@ -21,7 +21,7 @@ func TestAHelperThatIsStoppedEndsAClientThatHasStoredEverything(t *testing.T) {
 	r.mustLive()
 	touch(t, r.dir+"/stored")
 	r.mustEnd()
-	end, ok, err := ReadEnd(r.h.dirs.state)
+	end, ok, err := ReadEnd(r.h.mount.StateDir)
 	if err != nil || !ok || end.Signal != "SIGKILL" || !strings.Contains(end.Reason, "it was idle") {
 		t.Errorf("record: %+v, %v, %v", end, ok, err)
 	}

@@ -64,7 +64,8 @@ var testKeys = credentials.Keys{AccessKeyID: "AKIDCANARY", SecretAccessKey: "can
 // testOptions are those of a helper that needs no real mount.
 func testOptions(stateDir string, log *os.File) options {
 	return options{
-		stateDir: stateDir, stderr: log, now: time.Now, idleLimit: time.Minute, endGrace: time.Minute, idleQueue: time.Minute, idleSilent: time.Minute, cpuTime: proc.CPUTime,
+		args: Arguments{StateDir: stateDir}, stderr: log, now: time.Now, cpuTime: proc.CPUTime,
+		idleLimit: time.Minute, endGrace: time.Minute, idleQueue: time.Minute, idleSilent: time.Minute,
 		random:    func() float64 { return 0 },
 		checkFuse: func(*os.File) error { return nil },
 		lookup: func(name string) (client.Client, error) {

@@ -9,7 +9,7 @@ import (
 
 // A spare runs no client before it has a mount, gets one once, and then works in the mount's directories.
 func TestASpareGetsOneMount(t *testing.T) {
-	r := newRig(t, func(o *options) { o.spare = true })
+	r := newRig(t, func(o *options) { o.args.Spare = true })
 	if _, err := r.tryStart("exit:0"); !fault.Is(err, fault.Precondition) {
 		t.Errorf("a client without a mount: %v", err)
 	}

@@ -237,6 +237,14 @@ type Assignment struct {
 	CacheDir string `json:"cacheDir,omitempty"`
 }
 
+// Directories returns those of the mount.
+func (a Assignment) Directories() []string {
+	if a.CacheDir == "" {
+		return []string{a.StateDir}
+	}
+	return []string{a.StateDir, a.CacheDir}
+}
+
 // StartRequest has the parameters to start a client, in addition to the FUSE descriptor.
 type StartRequest struct {
 	// Client is the client's name. A helper that does not know it runs the command and cannot read its upload queue.

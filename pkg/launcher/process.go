@@ -182,10 +182,7 @@ func (p *Process) start(ctx context.Context, u Unit) (pid int, err error) {
 
 // directories returns those that belong to the mount.
 func (u Unit) directories() []string {
-	if u.CacheDir == "" {
-		return []string{u.StateDir}
-	}
-	return []string{u.StateDir, u.CacheDir}
+	return helper.Assignment{StateDir: u.StateDir, CacheDir: u.CacheDir}.Directories()
 }
 
 func (u Unit) check(uids UIDRange) error {

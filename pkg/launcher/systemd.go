@@ -53,8 +53,7 @@ type Systemd struct {
 	sandbox     *hostSandbox
 	view        *view // nil: units resolve names as the host does
 	scan        processScan
-	limited     atomic.Bool            // sliceLimits are set
-	group       atomic.Pointer[string] // see sliceGroup; nil: not known yet
+	limited     atomic.Bool // sliceLimits are set
 }
 
 // Property is a unit property as systemd's D-Bus interface takes it (org.freedesktop.systemd1(5)).

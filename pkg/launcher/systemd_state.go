@@ -104,30 +104,16 @@ func (s *Systemd) OOMKills(ctx context.Context, name string, _ uint32) (uint64, 
 	if !validUnitName(name) {
 		return 0, fault.Errorf(fault.Invalid, "read the OOM kills of a unit: invalid name %q", name)
 	}
-	group, err := s.sliceGroup(ctx)
-	if err != nil || group == "" {
-		return 0, err
-	}
-	return oomKills(ctx, s.ns, group+"/"+unitName(name))
-}
-
-// sliceGroup returns the cgroup of the slice with all units, "" if no unit was started yet. It asks systemd once, because it does not change.
-func (s *Systemd) sliceGroup(ctx context.Context) (string, error) {
-	if group := s.group.Load(); group != nil {
-		return *group, nil
-	}
-	var group string
-	err := s.systemd.call(ctx, "find the cgroup of "+Slice, func(ctx context.Context, b *bus) error {
-		p, err := b.conn.GetUnitTypePropertyContext(ctx, Slice, "Slice", "ControlGroup")
-		if err == nil {
-			group, _ = p.Value.Value().(string)
+	return host.Call(ctx, s.ns, "reading the OOM kills of "+unitName(name), nil, func() (uint64, error) {
+		if s.ns.Foreign() {
+			enterHostCgroups() // else paths begin at the container's cgroup
 		}
-		return err
+		cgroups, err := readUnitCgroups()
+		if err != nil {
+			return 0, err
+		}
+		return readOOMKills(cgroups.slice + unitName(name))
 	})
-	if err == nil && group != "" {
-		s.group.Store(&group)
-	}
-	return group, err
 }
 
 // UnitInfo is a helper in a list.
@@ -190,16 +176,7 @@ func (b *bus) list(ctx context.Context) ([]UnitInfo, error) {
 	return list, nil
 }
 
-// oomKills reads the counter of a cgroup, 0 if no hierarchy counts or the cgroup does not exist.
-func oomKills(ctx context.Context, ns Doer, group string) (uint64, error) {
-	return host.Call(ctx, ns, "reading the OOM kills of "+group, nil, func() (uint64, error) {
-		if ns.Foreign() {
-			enterHostCgroups() // else paths begin at the container's cgroup
-		}
-		return readOOMKills(group)
-	})
-}
-
+// readOOMKills reads the counter of a cgroup, 0 if no hierarchy counts or the cgroup does not exist.
 func readOOMKills(group string) (uint64, error) {
 	mounts, err := host.ThreadMounts(func(m host.Mount) bool {
 		return m.Root == "/" && (m.FSType == "cgroup2" || m.FSType == "cgroup" && slices.Contains(strings.Split(m.SuperOptions, ","), "memory"))
