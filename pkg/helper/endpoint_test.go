@@ -173,7 +173,10 @@ func TestEndpointAnswersOnlyWhatItIsFor(t *testing.T) {
 }
 
 func FuzzParseHead(f *testing.F) {
-	for _, seed := range []string{"GET /credentials HTTP/1.1\r\nHost: a\r\nAuthorization: t\r\n\r\n", "GET / HTTP/1.0\r\n\r\n", "\r\n\r\n", "GET  / HTTP/1.1\r\n: x\r\n\r\n", "GET / HTTP/1.1\r\nAuthorization: a\r\nAuthorization: b\r\n\r\n"} {
+	for _, seed := range []string{
+		"GET /credentials HTTP/1.1\r\nHost: a\r\nAuthorization: t\r\n\r\n", "GET / HTTP/1.0\r\n\r\n", "\r\n\r\n",
+		"GET  / HTTP/1.1\r\n: x\r\n\r\n", "GET / HTTP/1.1\r\nAuthorization: a\r\nAuthorization: b\r\n\r\n",
+	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {

@@ -96,7 +96,8 @@ func say(answer any) int {
 func fds() (list []string) {
 	entries, _ := os.ReadDir("/proc/self/fd")
 	for _, e := range entries {
-		if link, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && !strings.HasPrefix(link, "anon_inode:") && !strings.HasPrefix(link, "/proc/") && !strings.HasPrefix(link, "/sys/") {
+		if link, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && !strings.HasPrefix(link, "anon_inode:") &&
+			!strings.HasPrefix(link, "/proc/") && !strings.HasPrefix(link, "/sys/") {
 			list = append(list, e.Name()+"="+strings.TrimRight(link, "[]0123456789"))
 		}
 	}

@@ -26,7 +26,8 @@ func TestClientGetsItsDescriptorsAndEnvironmentAndNothingElse(t *testing.T) {
 		t.Fatalf("status after start: %+v", s)
 	}
 	fds := strings.Fields(r.says("fds "))
-	if len(fds) != 5 || fds[1] != "0=/dev/null" || !strings.HasPrefix(fds[2], "1=pipe:") || strings.TrimPrefix(fds[2], "1=") != strings.TrimPrefix(fds[3], "2=") || fds[4] != "3=/dev/null" {
+	if len(fds) != 5 || fds[1] != "0=/dev/null" || !strings.HasPrefix(fds[2], "1=pipe:") ||
+		strings.TrimPrefix(fds[2], "1=") != strings.TrimPrefix(fds[3], "2=") || fds[4] != "3=/dev/null" {
 		t.Errorf("descriptors: %v", fds)
 	}
 	if line := r.says("env /"); line != "env /dev/null" {

@@ -114,7 +114,10 @@ func newRig(t testing.TB, change ...func(*options)) *rig {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &rig{t: t, h: h, peer: NewPeer(Dial(socket)), dir: state, socket: socket, program: program, signals: make(chan os.Signal, 1), cancel: cancel, ended: make(chan struct{})}
+	r := &rig{
+		t: t, h: h, peer: NewPeer(Dial(socket)), dir: state, socket: socket, program: program,
+		signals: make(chan os.Signal, 1), cancel: cancel, ended: make(chan struct{}),
+	}
 	go func() {
 		defer close(r.ended)
 		h.run(ctx, l.(*net.UnixListener), uint32(os.Getuid()), r.signals)

@@ -38,7 +38,9 @@ func (s *tokenService) make(ctx context.Context, o credentials.Order) (credentia
 	if err != nil {
 		return credentials.Keys{}, err
 	}
-	return credentials.Keys{AccessKeyID: "AKIDMADE" + string(rune('0'+n%10)), SecretAccessKey: "canary-made-secret", SessionToken: "canary-made-token", Expires: time.Now().Add(life)}, nil
+	return credentials.Keys{
+		AccessKeyID: "AKIDMADE" + string(rune('0'+n%10)), SecretAccessKey: "canary-made-secret", SessionToken: "canary-made-token", Expires: time.Now().Add(life),
+	}, nil
 }
 
 func (s *tokenService) set(change func()) {

@@ -378,7 +378,12 @@ func TestOnlyNewsIsTold(t *testing.T) {
 	for i, tc := range []struct {
 		err     error
 		changed bool
-	}{{fault.Errorf(fault.Denied, "the service answered 403 (request 0a1b-2c)"), true}, {fault.Errorf(fault.Denied, "the service answered 403 (request 99fe-00)"), false}, {down, true}, {down, false}, {down, false}, {denied, true}, {denied, false}, {fault.Errorf(fault.Busy, "no"), true}, {nil, true}, {nil, true}, {down, true}} {
+	}{
+		{fault.Errorf(fault.Denied, "the service answered 403 (request 0a1b-2c)"), true},
+		{fault.Errorf(fault.Denied, "the service answered 403 (request 99fe-00)"), false},
+		{down, true}, {down, false}, {down, false}, {denied, true}, {denied, false}, {fault.Errorf(fault.Busy, "no"), true},
+		{nil, true}, {nil, true}, {down, true},
+	} {
 		if got := attempt(tc.err); got != tc.changed {
 			t.Errorf("attempt %d (%v): changed %v", i, tc.err, got)
 		}

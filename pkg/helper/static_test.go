@@ -25,7 +25,8 @@ func TestAClientWithStaticKeysHasThemInItsEnvironment(t *testing.T) {
 	r := newRig(t)
 	user := testKeys
 	user.SessionToken = ""
-	if err := r.startStatic(user, credentials.Order{}, "env:AWS_ACCESS_KEY_ID", "env:AWS_CONTAINER_CREDENTIALS_FULL_URI", "wait:"+r.dir+"/go", "env:AWS_SECRET_ACCESS_KEY", "exit:1"); err != nil {
+	steps := []string{"env:AWS_ACCESS_KEY_ID", "env:AWS_CONTAINER_CREDENTIALS_FULL_URI", "wait:" + r.dir + "/go", "env:AWS_SECRET_ACCESS_KEY", "exit:1"}
+	if err := r.startStatic(user, credentials.Order{}, steps...); err != nil {
 		t.Fatal(err)
 	}
 	r.says("env AKIDCANARY")

@@ -192,7 +192,19 @@ func TestOrdersTravelWhole(t *testing.T) {
 }
 
 func FuzzDecodeRequest(f *testing.F) {
-	for _, seed := range []string{`{"protocol":1,"op":"hello"}`, `{"protocol":1,"op":"kill"}`, `{"protocol":1,"op":"credentials","order":{"kind":"webIdentity","token":"t","duration":3600000000000,"sts":{"endpoint":"https://x"}}}`, `{"protocol":1,"op":"credentials","order":{"kind":"assumeRole","keys":{"expires":"9999-12-31T23:59:59Z"}}}`, `{"protocol":1,"op":"status","since":3}`, `{"protocol":2,"op":"start","start":{"argv":["/a"],"await":true}}`, `{"protocol":3}`, `{"protocol":1,"op":"start","start":{"argv":["/a"],"env":["A=b"]},"keys":{"accessKeyID":"a","expires":"2030-01-02T03:04:05Z"}}`, `[]`, `{"protocol":1e9}`, ``} {
+	for _, seed := range []string{
+		`{"protocol":1,"op":"hello"}`,
+		`{"protocol":1,"op":"kill"}`,
+		`{"protocol":1,"op":"credentials","order":{"kind":"webIdentity","token":"t","duration":3600000000000,"sts":{"endpoint":"https://x"}}}`,
+		`{"protocol":1,"op":"credentials","order":{"kind":"assumeRole","keys":{"expires":"9999-12-31T23:59:59Z"}}}`,
+		`{"protocol":1,"op":"status","since":3}`,
+		`{"protocol":2,"op":"start","start":{"argv":["/a"],"await":true}}`,
+		`{"protocol":3}`,
+		`{"protocol":1,"op":"start","start":{"argv":["/a"],"env":["A=b"]},"keys":{"accessKeyID":"a","expires":"2030-01-02T03:04:05Z"}}`,
+		`[]`,
+		`{"protocol":1e9}`,
+		``,
+	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {

@@ -149,7 +149,8 @@ func (u *unit) run(steps ...string) helper.Status {
 		u.t.Skipf("needs /dev/fuse: %v", err)
 	}
 	defer fuse.Close()
-	s, err := u.peer.Start(bounded(u.t), helper.StartRequest{Client: client.Default, Keys: keys, Command: client.Command{Argv: helpertest.Argv(u.program, steps...), Env: []string{"A=b"}}}, fuse)
+	command := client.Command{Argv: helpertest.Argv(u.program, steps...), Env: []string{"A=b"}}
+	s, err := u.peer.Start(bounded(u.t), helper.StartRequest{Client: client.Default, Keys: keys, Command: command}, fuse)
 	if err != nil {
 		u.t.Fatalf("%v\n%s", err, u.log())
 	}

@@ -73,7 +73,8 @@ func TestHelperAndClientHaveNoPrivilegesAndTheirOwnUID(t *testing.T) {
 		if cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid)); err != nil || cwd != "/" {
 			t.Errorf("%s: working directory %q, %v", who, cwd, err)
 		}
-		if limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid)); err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "core file size 0 0") {
+		limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
+		if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "core file size 0 0") {
 			t.Errorf("%s: core dumps are possible (%v)", who, err)
 		}
 	}

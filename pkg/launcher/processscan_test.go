@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -125,6 +126,19 @@ func TestKillsShareScans(t *testing.T) {
 	wg.Wait()
 	if n := scans.Load(); n == 0 || n > callers/2 { // usually two or three
 		t.Errorf("%d scans for %d callers", n, callers)
+	}
+}
+
+func TestProcessScan_KillReturnsWhenTheProcessesHaveExited(t *testing.T) {
+	const uid = 2_123_458
+	_, _ = sleeperAs(t, uid), sleeperAs(t, uid)
+	var s processScan
+	began := time.Now()
+	if err := s.killAll(t.Context(), uid, time.Minute, func() {}); err != nil || time.Since(began) > 30*time.Second {
+		t.Errorf("%v after %v", err, time.Since(began))
+	}
+	if alive, err := s.alive(t.Context(), uid); err != nil || alive {
+		t.Errorf("alive %t, %v", alive, err)
 	}
 }
 

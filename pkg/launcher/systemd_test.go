@@ -71,7 +71,8 @@ func TestOnlyDispensablePropertiesAreLeftOut(t *testing.T) {
 			t.Errorf("%s is still asked for", p.Name)
 		}
 	}
-	if missing := strings.Join(s.Sandbox().Missing, " "); !strings.Contains(missing, "ProtectProc (not supported") || !strings.Contains(missing, "Extra (not supported") {
+	missing := strings.Join(s.Sandbox().Missing, " ")
+	if !strings.Contains(missing, "ProtectProc (not supported") || !strings.Contains(missing, "Extra (not supported") {
 		t.Error(missing)
 	}
 }
@@ -168,7 +169,8 @@ func TestUIDOfAUnit(t *testing.T) {
 
 func TestValidUnitNames(t *testing.T) {
 	for name, want := range map[string]bool{
-		"zm2ncgjtzq7yf3wnb72dclmm-1": true, "A_b.c": true, "": false, "a/b": false, "a@b": false, `a\x2d`: false, "a b": false, "é": false, strings.Repeat("a", 201): false,
+		"zm2ncgjtzq7yf3wnb72dclmm-1": true, "A_b.c": true, "": false, "a/b": false, "a@b": false, `a\x2d`: false,
+		"a b": false, "é": false, strings.Repeat("a", 201): false,
 	} {
 		if got := validUnitName(name); got != want {
 			t.Errorf("%q: %v", name, got)
@@ -235,7 +237,9 @@ func TestLostConnectionsAreRetried(t *testing.T) {
 }
 
 func TestDBusErrorsHaveKinds(t *testing.T) {
-	for name, want := range map[string]fault.Kind{errShuttingDown: fault.Unavailable, errDestructive: fault.Unavailable, errAccessDenied: fault.Precondition, "x": fault.Unknown} {
+	for name, want := range map[string]fault.Kind{
+		errShuttingDown: fault.Unavailable, errDestructive: fault.Unavailable, errAccessDenied: fault.Precondition, "x": fault.Unknown,
+	} {
 		if got := fault.KindOf(classify(dbus.Error{Name: name})); got != want {
 			t.Errorf("%s: %d", name, got)
 		}
@@ -350,7 +354,8 @@ func TestUnitsHaveMountNamespacesOnlyWithoutLandlock(t *testing.T) {
 				if argv := fmt.Sprint(p.Value); p.Name == "ExecStart" && strings.Contains(argv, "--join") != join {
 					t.Error(argv)
 				}
-				if can := fmt.Sprint(p.Value.Value()); p.Name == "CapabilityBoundingSet" && (can != fmt.Sprint(1<<unix.CAP_SETUID|1<<unix.CAP_SETGID|1<<unix.CAP_SETPCAP)) != join {
+				const fewest = 1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETPCAP
+				if can := fmt.Sprint(p.Value.Value()); p.Name == "CapabilityBoundingSet" && (can != fmt.Sprint(fewest)) != join {
 					t.Errorf("it has the capabilities %s", can)
 				}
 				if argv := fmt.Sprint(p.Value); p.Name == "ExecStart" && strings.Contains(argv, "--landlock") != (c.landlock > 0) {

@@ -129,7 +129,9 @@ func TestReceiveIsBounded(t *testing.T) {
 }
 
 func TestEncodeFitsTheReadersBuffer(t *testing.T) {
-	for _, m := range []FuseMessage{{}, {VolumeName: "csi-1"}, {Error: strings.Repeat("x", 5000)}, {Error: strings.Repeat("\x01", 5000)}, {VolumeName: strings.Repeat("v", 600)}} {
+	for _, m := range []FuseMessage{
+		{}, {VolumeName: "csi-1"}, {Error: strings.Repeat("x", 5000)}, {Error: strings.Repeat("\x01", 5000)}, {VolumeName: strings.Repeat("v", 600)},
+	} {
 		b := m.Encode()
 		got, err := decode(b)
 		if err != nil || len(b) > maxMessage || (got.Error == "") != (m.Error == "") {

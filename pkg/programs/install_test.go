@@ -396,7 +396,8 @@ func TestErrorSaysWhyAProgramCannotRun(t *testing.T) {
 		"its own privileges": {"#!/bin/sh\nid -u; exit 1\n", nil, `"65534"`},
 		"an interpreter":     {"#!/no/where -e\n", nil, "the host lacks /no/where"},
 		"a loader":           {dynamic(t), nil, "the host lacks /no/loader.so.2"},
-		"a library": {"#!/bin/sh\necho prog: error while loading shared libraries: libfuse.so.2: cannot open shared object file: No such file or directory; exit 127\n", nil,
+		"a library": {"#!/bin/sh\necho prog: error while loading shared libraries: libfuse.so.2: cannot open shared object file: No such file or directory; " +
+			"exit 127\n", nil,
 			"lacks the library libfuse.so.2"},
 		"a new library": {"#!/bin/sh\necho \"/lib/libc.so.6: version \\`GLIBC_2.38' not found (required by prog)\"; exit 1\n", nil, "older than GLIBC_2.38"},
 	} {

@@ -37,7 +37,8 @@ func newPlace(t *testing.T) place {
 	for _, err := range []error{
 		err, os.Mkdir(p.own, 0o777), os.Mkdir(p.other, 0o777), os.Mkdir(p.own+"/sub", 0o777),
 		os.WriteFile(p.own+"/file", []byte("x"), 0o666), os.WriteFile(p.other+"/file", []byte("x"), 0o666),
-		os.WriteFile(p.program, program, 0o755), os.WriteFile(p.own+"/program", program, 0o755), os.WriteFile(p.own+"/written", program, 0o755), os.WriteFile(p.other+"/program", program, 0o755),
+		os.WriteFile(p.program, program, 0o755), os.WriteFile(p.own+"/program", program, 0o755), os.WriteFile(p.own+"/written", program, 0o755),
+		os.WriteFile(p.other+"/program", program, 0o755),
 	} {
 		if err != nil {
 			t.Fatal(err)
