@@ -112,7 +112,7 @@ func TestAwaitingHelpersExit(t *testing.T) {
 // A driver that never comes back does not let the client wait forever.
 func TestAwaitingIsBounded(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
-		b.h.endpoint.await(true)
+		b.h.endpoint.setAwaited(true)
 		b.run()
 		began := time.Now()
 		if status, _ := b.has(); status != 503 || time.Since(began) != awaitedWait {

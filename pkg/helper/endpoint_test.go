@@ -72,7 +72,7 @@ func TestToldExpiryIsTheEarlierOfTheRealOneAndFifteenMinutes(t *testing.T) {
 			if tc.real != 0 {
 				keys.Expires = now.Add(tc.real)
 			}
-			e.set(keys, keys.Expires)
+			e.setKeys(keys, keys.Expires)
 			status, body := get(t, url, e.token)
 			if status != tc.status || body["Expiration"] != tc.told {
 				t.Errorf("%d %v", status, body)
@@ -82,7 +82,7 @@ func TestToldExpiryIsTheEarlierOfTheRealOneAndFifteenMinutes(t *testing.T) {
 			}
 		})
 	}
-	e.set(credentials.Keys{}, time.Time{})
+	e.setKeys(credentials.Keys{}, time.Time{})
 	if status, body := get(t, url, e.token); status != 503 || body["code"] != "NoCredentials" {
 		t.Errorf("without keys: %d %v", status, body)
 	}
@@ -90,7 +90,7 @@ func TestToldExpiryIsTheEarlierOfTheRealOneAndFifteenMinutes(t *testing.T) {
 
 func TestWrongTokensAreLimitedAndTheRightOneNever(t *testing.T) {
 	e, url, now := serveEndpoint(t)
-	e.set(testKeys, time.Time{})
+	e.setKeys(testKeys, time.Time{})
 	count := map[int]int{}
 	for i := range 3 * wrongBurst {
 		status, body := get(t, url, []string{"", "wrong", "Bearer " + e.token}[i%3])
@@ -113,7 +113,7 @@ func TestWrongTokensAreLimitedAndTheRightOneNever(t *testing.T) {
 
 func TestSilentConnectionsDoNotKeepTheClientOut(t *testing.T) {
 	e, url, _ := serveEndpoint(t)
-	e.set(testKeys, time.Time{})
+	e.setKeys(testKeys, time.Time{})
 	for range 2 * maxReading {
 		conn, err := net.Dial("tcp", e.listener.Addr().String())
 		if err != nil {
@@ -128,7 +128,7 @@ func TestSilentConnectionsDoNotKeepTheClientOut(t *testing.T) {
 
 func TestEndpointAnswersOnlyWhatItIsFor(t *testing.T) {
 	e, _, _ := serveEndpoint(t)
-	e.set(testKeys, time.Time{})
+	e.setKeys(testKeys, time.Time{})
 	auth := "Authorization: " + e.token + "\r\n"
 	for name, tc := range map[string]struct{ request, status string }{
 		"as an SDK asks":        {"GET /credentials HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json\r\n" + auth + "\r\n", "200 OK"},
@@ -221,7 +221,7 @@ func TestAnswersAreReadByTheStandardLibrary(t *testing.T) {
 func TestARenewalThatEndsMeanwhileIsAnswered(t *testing.T) {
 	e, _, _ := serveEndpoint(t)
 	e.sessionMissing = func() bool {
-		e.set(testKeys, time.Time{})
+		e.setKeys(testKeys, time.Time{})
 		return false // no session is missing any more
 	}
 	if status, _ := e.respond([]byte("GET " + endpointPath + " HTTP/1.1\r\nAuthorization: " + e.token + "\r\n\r\n")); !strings.HasPrefix(status, "200 ") {

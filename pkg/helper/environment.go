@@ -20,7 +20,7 @@ const (
 // A client with static keys cannot get others while it runs. So keys that expire are refused: its mount would fail when they do.
 func (h *helper) clientCredentials(c client.Command) ([]string, error) {
 	if !c.StaticKeys {
-		h.scrub.hold(h.options.now(), "client")
+		h.scrub.setSecrets(h.options.now(), "client")
 		return h.endpoint.env(), nil
 	}
 	keys := h.session.keys
@@ -31,7 +31,7 @@ func (h *helper) clientCredentials(c client.Command) ([]string, error) {
 		return nil, fault.Errorf(fault.Precondition, "the client takes static keys, and these are of a session, which expires")
 	}
 	// Its own: it keeps them when the helper gets others.
-	h.scrub.hold(h.options.now(), "client", keys.SecretAccessKey)
+	h.scrub.setSecrets(h.options.now(), "client", keys.SecretAccessKey)
 	return append(noOtherSources(), envAccessKeyID+"="+keys.AccessKeyID, envSecretAccessKey+"="+keys.SecretAccessKey), nil
 }
 
@@ -39,7 +39,7 @@ func (h *helper) clientCredentials(c client.Command) ([]string, error) {
 // record, argument or log. Call under mu.
 func (h *helper) proxy(req StartRequest) []string {
 	_, password, _ := strings.Cut(req.ProxyCredentials, ":")
-	h.scrub.hold(h.options.now(), "proxy", req.ProxyCredentials, password, proxyHeader(req.ProxyCredentials))
+	h.scrub.setSecrets(h.options.now(), "proxy", req.ProxyCredentials, password, proxyHeader(req.ProxyCredentials))
 	if req.ProxyCredentials == "" {
 		return nil
 	}

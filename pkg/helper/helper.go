@@ -72,7 +72,7 @@ func newHelper(o options) (*helper, error) {
 	if err != nil {
 		return nil, err
 	}
-	scrub.hold(o.now(), "endpoint", ep.token)
+	scrub.setSecrets(o.now(), "endpoint", ep.token)
 	salt := make([]byte, 16)
 	if _, err := rand.Read(salt); err != nil {
 		return nil, errors.Join(fmt.Errorf("create a salt: %w", err), ep.listener.Close())
@@ -175,7 +175,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 			return err
 		}
 	}
-	h.endpoint.await(req.Await && h.session.keys.IsZero())
+	h.endpoint.setAwaited(req.Await && h.session.keys.IsZero())
 	if err := removeEnd(h.mount.StateDir); err != nil {
 		h.log.printf("removing the previous exit record failed: %v", err)
 	}
@@ -304,7 +304,7 @@ func (h *helper) exited(code int, signal string) {
 	h.status.State, h.status.ClientPID = StateExited, 0
 	h.status.ExitCode, h.status.Signal = code, signal
 	h.lastActivity = h.options.now()
-	h.endpoint.await(notAwaited)
+	h.endpoint.setAwaited(notAwaited)
 	h.log.printf("client exited: %s", describe(code, signal))
 	h.recordEnd()
 	h.changeStatus()

@@ -37,15 +37,15 @@ func (h *helper) nextJob() (j job, begin bool, wait time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := h.options.now()
-	h.scrub.forget(now)
+	h.scrub.dropRetired(now)
 	if h.status.Ending && h.status.State != StateRunning {
 		return job{}, false, maxWait // no client needs a session; a start wakes renew
 	}
-	if h.session.expire(now) {
+	if h.session.noteExpiry(now) {
 		h.logExpired()
 		h.changeStatus()
 	}
-	return h.session.next(now)
+	return h.session.nextAttempt(now)
 }
 
 // logExpired logs that the client's session has expired. Call under mu.
@@ -69,10 +69,10 @@ func (h *helper) jobEnded(j job, keys credentials.Keys, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := h.options.now()
-	out := h.session.ended(now, j, keys, err)
+	out := h.session.recordAttempt(now, j, keys, err)
 	switch {
 	case out.taken:
-		h.scrub.hold(now, "session", keys.SecretAccessKey, keys.SessionToken)
+		h.scrub.setSecrets(now, "session", keys.SecretAccessKey, keys.SessionToken)
 		h.serveSession()
 		if !out.failed.IsZero() {
 			h.log.printf("session renewed: until=%s, renewal had failed since %s", stamp(keys.Expires), stamp(out.failed))
@@ -86,7 +86,7 @@ func (h *helper) jobEnded(j job, keys credentials.Keys, err error) {
 		h.changeStatus()
 	}
 	if !out.taken {
-		h.endpoint.release()
+		h.endpoint.wakeRequests()
 	}
 }
 
@@ -100,9 +100,9 @@ func (h *helper) updateSession(keys credentials.Keys, order credentials.Order) e
 	}
 	now := h.options.now()
 	if !keys.IsZero() {
-		h.scrub.hold(now, "session", keys.SecretAccessKey, keys.SessionToken)
+		h.scrub.setSecrets(now, "session", keys.SecretAccessKey, keys.SessionToken)
 	}
-	h.scrub.hold(now, "order", order.Secrets()...)
+	h.scrub.setSecrets(now, "order", order.Secrets()...)
 	h.session.update(now, keys, order)
 	h.serveSession()
 	return nil
@@ -110,7 +110,7 @@ func (h *helper) updateSession(keys credentials.Keys, order credentials.Order) e
 
 // serveSession passes the session to the endpoint and wakes renew. Call under mu.
 func (h *helper) serveSession() {
-	h.endpoint.set(h.session.keys, h.session.ends)
+	h.endpoint.setKeys(h.session.keys, h.session.ends)
 	h.wakeRenewal()
 }
 
@@ -126,5 +126,5 @@ func (h *helper) sessionMissing() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.wakeRenewal()
-	return h.session.asked(h.options.now())
+	return h.session.noteDemand(h.options.now())
 }

@@ -30,8 +30,8 @@ type retiredSecret struct {
 	until time.Time
 }
 
-// hold sets the secrets of an owner. Its previous secrets are retired.
-func (s *scrubber) hold(now time.Time, owner string, secrets ...string) {
+// setSecrets sets the secrets of an owner. Its previous secrets are retired.
+func (s *scrubber) setSecrets(now time.Time, owner string, secrets ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.held == nil {
@@ -53,7 +53,7 @@ func (s *scrubber) hold(now time.Time, owner string, secrets ...string) {
 	s.retired = s.retired[max(0, len(s.retired)-maxRetired):]
 }
 
-func (s *scrubber) forget(now time.Time) {
+func (s *scrubber) dropRetired(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.retired = slices.DeleteFunc(s.retired, func(r retiredSecret) bool { return !now.Before(r.until) })

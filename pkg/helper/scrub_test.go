@@ -9,7 +9,7 @@ import (
 
 func TestSecretsAreScrubbedInEveryForm(t *testing.T) {
 	var s scrubber
-	s.hold(time.Now(), "a", "se+cret/1=", "", "token=")
+	s.setSecrets(time.Now(), "a", "se+cret/1=", "", "token=")
 	for line, want := range map[string]string{
 		"a se+cret/1= b":         "a [redacted] b",
 		"x=se%2Bcret%2F1%3D":     "x=[redacted]",
@@ -30,28 +30,28 @@ func TestReplacedSecretsAreScrubbedForAWhileAndThenForgotten(t *testing.T) {
 	var s scrubber
 	now := time.Now()
 	shown := func(secret string) bool { return strings.Contains(s.scrub("x "+secret), secret) }
-	s.hold(now, "endpoint", "forever")
-	s.hold(now, "session", "old")
-	s.hold(now, "session", "new")
-	s.forget(now.Add(retiredAge - time.Second))
+	s.setSecrets(now, "endpoint", "forever")
+	s.setSecrets(now, "session", "old")
+	s.setSecrets(now, "session", "new")
+	s.dropRetired(now.Add(retiredAge - time.Second))
 	if shown("old") || shown("new") || shown("forever") {
 		t.Error("a secret is shown soon after it was replaced")
 	}
-	s.forget(now.Add(retiredAge))
+	s.dropRetired(now.Add(retiredAge))
 	if !shown("old") || shown("new") || shown("forever") {
 		t.Error("what is not in use any more has to go, and nothing else")
 	}
 	// Many sessions in a short time do not fill the memory, and push out nothing that is in use.
 	for i := range 10 * maxRetired {
-		s.hold(now, "session", fmt.Sprintf("session-%03d", i))
+		s.setSecrets(now, "session", fmt.Sprintf("session-%03d", i))
 	}
 	if len(s.retired) != maxRetired || shown("forever") || shown("session-159") || shown("session-158") || !shown("session-001") {
 		t.Errorf("%d former secrets", len(s.retired))
 	}
 	// The same secret once more is in use, and stays so.
-	s.hold(now, "order", "token", "key")
-	s.hold(now, "order", "token", "key2")
-	s.forget(now.Add(time.Hour))
+	s.setSecrets(now, "order", "token", "key")
+	s.setSecrets(now, "order", "token", "key2")
+	s.dropRetired(now.Add(time.Hour))
 	if shown("token") || shown("key2") || !shown("key") {
 		t.Error("an order's secrets")
 	}

@@ -142,8 +142,8 @@ func newView(ns Doer, r Resolver) *view {
 	return &view{ns: ns, resolver: r, turn: make(chan struct{}, 1)}
 }
 
-// open returns the mount namespace for a helper of a program that starts now. The caller closes it.
-func (v *view) open(ctx context.Context, u Unit, program string) (*os.File, error) {
+// openNamespace returns the mount namespace for a helper of a program that starts now. The caller closes it.
+func (v *view) openNamespace(ctx context.Context, u Unit, program string) (*os.File, error) {
 	select {
 	case v.turn <- struct{}{}:
 		defer func() { <-v.turn }()

@@ -161,7 +161,7 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 func (p *Process) start(ctx context.Context, u Unit) (pid int, err error) {
 	var view *os.File
 	if p.view != nil {
-		if view, err = p.view.open(ctx, u, p.program); err != nil {
+		if view, err = p.view.openNamespace(ctx, u, p.program); err != nil {
 			return 0, err
 		}
 		defer view.Close()

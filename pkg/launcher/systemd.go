@@ -114,7 +114,7 @@ func (s *Systemd) Start(ctx context.Context, u Unit) error {
 	}
 	files := []*os.File{u.Socket}
 	if s.view != nil && s.sandbox.confines() {
-		view, err := s.view.open(ctx, u, s.program)
+		view, err := s.view.openNamespace(ctx, u, s.program)
 		if err != nil {
 			return fmt.Errorf("start the helper of %s: %w", u.Name, err)
 		}
@@ -231,7 +231,7 @@ func (u *unitStart) resolveConflict(ctx context.Context, b *bus) (pid int, err e
 		return 0, fault.Errorf(fault.Busy, "unit %s has exited, but systemd does not remove it", name)
 	}
 	u.cleared = true
-	return 0, b.forget(ctx, name)
+	return 0, b.forgetUnit(ctx, name)
 }
 
 // awaitStart waits until the unit's process is the helper, without privileges. If job is nil, or its end is missed, the unit's state
@@ -266,7 +266,7 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 		pid = int(n)
 	}
 	if !active || pid == 0 {
-		return 0, b.failed(ctx, name, s.program)
+		return 0, b.failureOf(ctx, name, s.program)
 	}
 	for {
 		confined, err := confined(pid, u.UID)
@@ -275,7 +275,7 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 		}
 		if err != nil { // it has exited
 			if state, serr := b.unit(ctx, name); serr == nil && state.active() != "active" {
-				return 0, b.failed(ctx, name, s.program)
+				return 0, b.failureOf(ctx, name, s.program)
 			}
 		}
 		if !conc.Sleep(ctx, confinePause) {
@@ -297,7 +297,7 @@ func (s *Systemd) Kill(ctx context.Context, uid uint32) error {
 		return fmt.Errorf("kill processes: %w", err)
 	}
 	return s.systemd.call(ctx, fmt.Sprintf("kill the processes of uid %d", uid), func(ctx context.Context, b *bus) error {
-		units, err := b.list(ctx)
+		units, err := b.listUnits(ctx)
 		if err != nil {
 			return err
 		}
@@ -307,7 +307,7 @@ func (s *Systemd) Kill(ctx context.Context, uid uint32) error {
 				its = append(its, unitName(u.Name))
 			}
 		}
-		return b.end(ctx, its, func() error { return s.scan.killAll(ctx, uid, killPause, func() {}) })
+		return b.endUnits(ctx, its, func() error { return s.scan.killAll(ctx, uid, killPause, func() {}) })
 	})
 }
 

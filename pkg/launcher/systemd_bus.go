@@ -91,7 +91,7 @@ func (d *dialer) call(ctx context.Context, what string, fn func(context.Context,
 		return fmt.Errorf("%s: %d other calls to systemd are in flight: %w", what, maxConnections, context.Cause(ctx))
 	}
 	for end := time.Now().Add(patience); ; {
-		err := d.once(ctx, fn)
+		err := d.callOnce(ctx, fn)
 		switch {
 		case err == nil:
 			return nil
@@ -109,9 +109,9 @@ func (d *dialer) call(ctx context.Context, what string, fn func(context.Context,
 	}
 }
 
-// once calls fn with a connection, which ends with ctx.
-func (d *dialer) once(ctx context.Context, fn func(context.Context, *bus) error) error {
-	b := d.kept()
+// callOnce calls fn with a connection, which ends with ctx.
+func (d *dialer) callOnce(ctx context.Context, fn func(context.Context, *bus) error) error {
+	b := d.takeIdle()
 	if b == nil {
 		var err error
 		if b, err = d.connect(ctx); err != nil {
@@ -121,15 +121,15 @@ func (d *dialer) once(ctx context.Context, fn func(context.Context, *bus) error)
 	unbind := context.AfterFunc(ctx, b.cancel)
 	err := fn(ctx, b)
 	if unbind() && (err == nil || !lost(err)) {
-		d.keep(b)
+		d.keepIdle(b)
 		return err
 	}
 	b.close()
 	return err
 }
 
-// kept returns a connection of a former call, nil if there is none.
-func (d *dialer) kept() *bus {
+// takeIdle returns a connection of a former call, nil if there is none.
+func (d *dialer) takeIdle() *bus {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for len(d.idle) > 0 {
@@ -144,8 +144,8 @@ func (d *dialer) kept() *bus {
 	return nil
 }
 
-// keep keeps a connection for the next call.
-func (d *dialer) keep(b *bus) {
+// keepIdle keeps a connection for the next call.
+func (d *dialer) keepIdle(b *bus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.idle = append(d.idle, b)
@@ -281,8 +281,8 @@ func unknownProperty(err error) (string, bool) {
 	return m[1], true
 }
 
-// forget makes systemd remove a unit that has ended, unless it has already.
-func (b *bus) forget(ctx context.Context, name string) error {
+// forgetUnit makes systemd remove a unit that has ended, unless it has already.
+func (b *bus) forgetUnit(ctx context.Context, name string) error {
 	if err := b.conn.ResetFailedUnitContext(ctx, name); err != nil && !isDBusError(err, errNoSuchUnit) {
 		return fmt.Errorf("forget %s: %w", name, err)
 	}
@@ -298,9 +298,9 @@ func (b *bus) forget(ctx context.Context, name string) error {
 	}
 }
 
-// end kills units: it cancels queued starts, kills the units' processes, calls kill, waits until the units have ended, and
+// endUnits kills units: it cancels queued starts, kills the units' processes, calls kill, waits until the units have ended, and
 // forgets them.
-func (b *bus) end(ctx context.Context, units []string, kill func() error) error {
+func (b *bus) endUnits(ctx context.Context, units []string, kill func() error) error {
 	for _, name := range units {
 		if _, err := b.conn.StopUnitContext(ctx, name, "replace", nil); err != nil && !isDBusError(err, errNoSuchUnit) {
 			return fmt.Errorf("stop %s: %w", name, err)
@@ -326,15 +326,15 @@ func (b *bus) end(ctx context.Context, units []string, kill func() error) error 
 				return fmt.Errorf("unit %s is still %s: %w", name, state.active(), context.Cause(ctx))
 			}
 		}
-		if err := b.forget(ctx, name); err != nil {
+		if err := b.forgetUnit(ctx, name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// failed returns the reason why a unit did not start its program, and forgets the unit.
-func (b *bus) failed(ctx context.Context, name, program string) error {
+// failureOf returns the reason why a unit did not start its program, and forgets the unit.
+func (b *bus) failureOf(ctx context.Context, name, program string) error {
 	state, err := b.unit(ctx, name)
 	if err != nil {
 		return err
@@ -344,7 +344,7 @@ func (b *bus) failed(ctx context.Context, name, program string) error {
 	if status == sandbox.ExitUnsupported {
 		err = fmt.Errorf("%w: %w", errNoLandlock, err)
 	}
-	if ferr := b.forget(ctx, name); ferr != nil {
+	if ferr := b.forgetUnit(ctx, name); ferr != nil {
 		klog.FromContext(ctx).Error(ferr, "Cannot remove failed unit", "unit", name)
 	}
 	return err

@@ -39,7 +39,7 @@ func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 	}
 	// If no socket answers and systemd did not boot the host, there is nothing to wait for. A systemd that re-executes itself is
 	// back in a moment.
-	err := s.systemd.once(ctx, check)
+	err := s.systemd.callOnce(ctx, check)
 	if none := (connectError)(nil); errors.As(err, &none) && none.absent() {
 		booted, berr := bootedWithSystemd(ctx, s.ns)
 		if berr != nil {

@@ -127,7 +127,7 @@ type UnitInfo struct {
 func (s *Systemd) List(ctx context.Context) ([]UnitInfo, error) {
 	var list []UnitInfo
 	err := s.systemd.call(ctx, "list units", func(ctx context.Context, b *bus) (err error) {
-		list, err = b.list(ctx)
+		list, err = b.listUnits(ctx)
 		return err
 	})
 	if err != nil {
@@ -145,8 +145,8 @@ func (s *Systemd) List(ctx context.Context) ([]UnitInfo, error) {
 	return list, nil
 }
 
-// list returns this driver's units. It reads single properties, because all properties of a unit take systemd a millisecond.
-func (b *bus) list(ctx context.Context) ([]UnitInfo, error) {
+// listUnits returns this driver's units. It reads single properties, because all properties of a unit take systemd a millisecond.
+func (b *bus) listUnits(ctx context.Context) ([]UnitInfo, error) {
 	found, err := b.conn.ListUnitsByPatternsContext(ctx, nil, []string{unitPrefix + "*" + unitSuffix})
 	if err != nil {
 		return nil, fmt.Errorf("list units: %w", err)
