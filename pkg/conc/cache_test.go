@@ -44,7 +44,7 @@ func TestConcurrentCallersShareOneLoad(t *testing.T) {
 	})
 }
 
-func TestACallerLeavesWithItsContextAndTheLoadGoesOnForOthers(t *testing.T) {
+func TestCache_LoadContinuesForOtherCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewCache[string](time.Now, 10, time.Minute, keepFor(time.Minute))
 		fn := func(ctx context.Context) (int, error) {
@@ -72,7 +72,7 @@ func TestACallerLeavesWithItsContextAndTheLoadGoesOnForOthers(t *testing.T) {
 	})
 }
 
-func TestALoadIsCancelledWhenItsLastCallerLeaves(t *testing.T) {
+func TestCache_LoadIsCancelledWithoutCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewCache[string](time.Now, 10, time.Minute, keepFor(time.Minute))
 		canceled := make(chan struct{})
@@ -94,7 +94,7 @@ func TestALoadIsCancelledWhenItsLastCallerLeaves(t *testing.T) {
 	})
 }
 
-func TestALoadIsBounded(t *testing.T) {
+func TestCache_LoadIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewCache[string](time.Now, 10, time.Minute, keepFor(0))
 		_, err := c.Get(t.Context(), "a", func(ctx context.Context) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
@@ -120,7 +120,7 @@ func TestInvalidateDropsALoadInFlight(t *testing.T) {
 	})
 }
 
-func TestAnswersExpireAndTheirNumberIsBounded(t *testing.T) {
+func TestCache_ResultsExpireAndAreBounded(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	c := NewCache[int](func() time.Time { return now }, 3, time.Minute, keepFor(time.Minute))
 	calls := 0
@@ -155,7 +155,7 @@ func TestAnswersExpireAndTheirNumberIsBounded(t *testing.T) {
 	}
 }
 
-func TestAnAnswerCanBePutAndPeekedAt(t *testing.T) {
+func TestCache_PutAndPeek(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	c := NewCache[string](func() time.Time { return now }, 3, time.Minute, func(_ int, err error) time.Duration {
 		if err != nil {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestOneHolderPerName(t *testing.T) {
+func TestLocks_OneHolderPerName(t *testing.T) {
 	var (
 		locks Locks
 		wg    sync.WaitGroup
@@ -33,7 +33,7 @@ func TestOneHolderPerName(t *testing.T) {
 	}
 }
 
-func TestNamesAreIndependent(t *testing.T) {
+func TestLocks_NamesAreIndependent(t *testing.T) {
 	var locks Locks
 	a, ok := locks.TryLock("a")
 	if !ok {
@@ -53,7 +53,7 @@ func TestNamesAreIndependent(t *testing.T) {
 	}
 }
 
-func TestWaiterStopsWithItsContext(t *testing.T) {
+func TestLocks_WaiterStopsWithItsContext(t *testing.T) {
 	var locks Locks
 	release, _ := locks.TryLock("a")
 	ctx, cancel := context.WithCancel(t.Context())

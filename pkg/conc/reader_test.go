@@ -10,7 +10,7 @@ import (
 )
 
 // A caller that arrives during a read shares the next one with the others, and never gets the result of the one that runs.
-func TestCallersShareTheNextRead(t *testing.T) {
+func TestReader_CallersShareTheNextRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r Reader[int64]
 		var reads atomic.Int64
@@ -45,7 +45,7 @@ func TestCallersShareTheNextRead(t *testing.T) {
 }
 
 // A caller whose context ends gets its cause. The read continues for the others.
-func TestReadOutlivesItsFirstCaller(t *testing.T) {
+func TestReader_ReadOutlivesItsFirstCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r Reader[string]
 		release := make(chan struct{})

@@ -55,7 +55,7 @@ func get(t testing.TB, url, token string) (status int, body map[string]string) {
 	return resp.StatusCode, body
 }
 
-func TestToldExpiryIsTheEarlierOfTheRealOneAndFifteenMinutes(t *testing.T) {
+func TestEndpoint_AdvertisesAtMostFifteenMinutes(t *testing.T) {
 	e, url, now := serveEndpoint(t)
 	for name, tc := range map[string]struct {
 		real   time.Duration // 0: never
@@ -88,7 +88,7 @@ func TestToldExpiryIsTheEarlierOfTheRealOneAndFifteenMinutes(t *testing.T) {
 	}
 }
 
-func TestWrongTokensAreLimitedAndTheRightOneNever(t *testing.T) {
+func TestEndpoint_LimitsWrongTokensOnly(t *testing.T) {
 	e, url, now := serveEndpoint(t)
 	e.setKeys(testKeys, time.Time{})
 	count := map[int]int{}
@@ -111,7 +111,7 @@ func TestWrongTokensAreLimitedAndTheRightOneNever(t *testing.T) {
 	}
 }
 
-func TestSilentConnectionsDoNotKeepTheClientOut(t *testing.T) {
+func TestEndpoint_SilentConnectionsDoNotBlockTheClient(t *testing.T) {
 	e, url, _ := serveEndpoint(t)
 	e.setKeys(testKeys, time.Time{})
 	for range 2 * maxReading {
@@ -126,7 +126,7 @@ func TestSilentConnectionsDoNotKeepTheClientOut(t *testing.T) {
 	}
 }
 
-func TestEndpointAnswersOnlyWhatItIsFor(t *testing.T) {
+func TestEndpoint_RefusesOtherRequests(t *testing.T) {
 	e, _, _ := serveEndpoint(t)
 	e.setKeys(testKeys, time.Time{})
 	auth := "Authorization: " + e.token + "\r\n"
@@ -205,7 +205,7 @@ func FuzzParseHead(f *testing.F) {
 	})
 }
 
-func TestAnswersAreReadByTheStandardLibrary(t *testing.T) {
+func TestEndpoint_AnswersAreValidHTTP(t *testing.T) {
 	resp, err := http.ReadResponse(bufioReader(httpAnswer("200 OK", []byte("{}"))), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -218,7 +218,7 @@ func TestAnswersAreReadByTheStandardLibrary(t *testing.T) {
 }
 
 // A renewal that ends while a client asks is not missed.
-func TestARenewalThatEndsMeanwhileIsAnswered(t *testing.T) {
+func TestEndpoint_ServesARenewalThatEndedMeanwhile(t *testing.T) {
 	e, _, _ := serveEndpoint(t)
 	e.sessionMissing = func() bool {
 		e.setKeys(testKeys, time.Time{})

@@ -125,7 +125,7 @@ func orderNamed(name string) credentials.Order {
 	return o
 }
 
-func TestTheProgramThatMakesSessionsGetsTheOrderAndNothingElse(t *testing.T) {
+func TestExchange_ProgramGetsTheOrderAndNothingElse(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "canary-of-the-helper")
 	keys, err := newTestExchanger(t, "").make(bounded(t), orderNamed("self"))
 	if err != nil {
@@ -147,14 +147,14 @@ func TestTheProgramThatMakesSessionsGetsTheOrderAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestSessionsAreMadeByTheProgram(t *testing.T) {
+func TestExchange_ReturnsTheProgramsSession(t *testing.T) {
 	keys, err := newTestExchanger(t, "").make(bounded(t), orderNamed("ok:1h"))
 	if err != nil || keys.AccessKeyID != "AKIDMADE" || keys.SessionToken != "canary-made-token" || time.Until(keys.Expires) < 59*time.Minute {
 		t.Errorf("%v until %s: %v", keys, keys.Expires, err)
 	}
 }
 
-func TestWhatTheProgramSaysIsAnErrorOfItsKind(t *testing.T) {
+func TestExchange_ErrorsKeepTheirKind(t *testing.T) {
 	for _, tc := range []struct {
 		how, name string
 		kind      fault.Kind
@@ -217,7 +217,7 @@ func pidIn(t testing.TB, path string) int {
 	return 0
 }
 
-func TestAProgramThatHangsIsKilled(t *testing.T) {
+func TestExchange_UnresponsiveProgramIsKilled(t *testing.T) {
 	for _, tc := range []struct{ how, name string }{{"+mute", ""}, {"", "hang:" + t.TempDir() + "/pid"}} {
 		x := newTestExchanger(t, tc.how)
 		x.timeout = 3 * time.Second // the program comes as far as to hang, on a busy machine too
@@ -232,7 +232,7 @@ func TestAProgramThatHangsIsKilled(t *testing.T) {
 	}
 }
 
-func TestAnExchangeEndsWithItsContext(t *testing.T) {
+func TestExchange_EndsWithItsContext(t *testing.T) {
 	pid := t.TempDir() + "/pid"
 	ctx, cancel := context.WithCancel(bounded(t))
 	go func() { pidIn(t, pid); cancel() }()
@@ -243,7 +243,7 @@ func TestAnExchangeEndsWithItsContext(t *testing.T) {
 	gone(t, pidIn(t, pid))
 }
 
-func TestWhatTheProgramLeavesBehindIsKilled(t *testing.T) {
+func TestExchange_ChildrenOfTheProgramAreKilled(t *testing.T) {
 	pid := t.TempDir() + "/pid"
 	if keys, err := newTestExchanger(t, "").make(bounded(t), orderNamed("child:"+pid)); err != nil || keys.IsZero() {
 		t.Fatalf("%v, %v", keys, err)
@@ -251,7 +251,7 @@ func TestWhatTheProgramLeavesBehindIsKilled(t *testing.T) {
 	gone(t, pidIn(t, pid))
 }
 
-func TestExchangesLeaveNoDescriptors(t *testing.T) {
+func TestExchange_LeaksNoDescriptors(t *testing.T) {
 	x := newTestExchanger(t, "")
 	run := func() {
 		_, _ = x.make(bounded(t), orderNamed("ok:1h"))

@@ -92,7 +92,7 @@ func TestExpectedExitIsRecordedAndTheHelperGoesOnceItWasRead(t *testing.T) {
 	}
 }
 
-func TestAHelperThatIsNotAskedExitsAfterTheEnd(t *testing.T) {
+func TestHelper_ExitsAfterTheEndWithoutRequests(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.run()
 		b.h.end()
@@ -112,7 +112,7 @@ func TestAHelperThatIsNotAskedExitsAfterTheEnd(t *testing.T) {
 	})
 }
 
-func TestAnUnusedHelperExits(t *testing.T) {
+func TestHelper_ExitsWhenUnused(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		began := time.Now()
 		<-b.ended
@@ -122,7 +122,7 @@ func TestAnUnusedHelperExits(t *testing.T) {
 	})
 }
 
-func TestAHelperStaysAfterAnUnexpectedExit(t *testing.T) {
+func TestHelper_StaysAfterAnUnexpectedExit(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.run()
 		b.h.exited(1, "")
@@ -133,7 +133,7 @@ func TestAHelperStaysAfterAnUnexpectedExit(t *testing.T) {
 	})
 }
 
-func TestNoClientStartsAfterEnd(t *testing.T) {
+func TestStart_IsRefusedAfterEnd(t *testing.T) {
 	r := newRig(t)
 	if err := r.peer.End(bounded(t)); err != nil {
 		t.Fatal(err)
@@ -147,7 +147,7 @@ func TestNoClientStartsAfterEnd(t *testing.T) {
 }
 
 // After an abnormal exit while the mount is ending, the helper stays until another client has exited cleanly.
-func TestAClientIsStartedAgainAfterAnAbnormalExitWhileEnding(t *testing.T) {
+func TestStart_IsAllowedAfterAnAbnormalExitWhileEnding(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.run()
 		b.h.exited(1, "")
@@ -241,7 +241,7 @@ func TestQuitKillsTheClientAndWhatItStarted(t *testing.T) {
 	}
 }
 
-func TestClientsLeftoversDoNotDelayItsEnd(t *testing.T) {
+func TestClient_ChildrenDoNotDelayItsExit(t *testing.T) {
 	r := newRig(t)
 	r.start("child", "exit:3")
 	if s := r.until("the exit", exited); s.ExitCode != 3 {
@@ -263,7 +263,7 @@ func TestQueueIsReportedAndNotKeptAsOutput(t *testing.T) {
 }
 
 // A flush that was asked for while another was in progress begins after that, so it covers what was queued before it was asked for.
-func TestEveryFlushBeginsAfterItWasAskedFor(t *testing.T) {
+func TestFlush_BeginsAfterItsRequest(t *testing.T) {
 	r := newRig(t)
 	if _, err := r.peer.Flush(bounded(t)); !fault.Is(err, fault.Precondition) {
 		t.Errorf("without a client: %v", err)
@@ -293,7 +293,7 @@ func TestEveryFlushBeginsAfterItWasAskedFor(t *testing.T) {
 	}
 }
 
-func TestAClientWithoutFlushesIsNotSignalled(t *testing.T) {
+func TestFlush_IsRefusedForClientsWithoutFlushes(t *testing.T) {
 	r := newRig(t, func(o *options) {
 		o.lookup = func(name string) (client.Client, error) { return client.Client{Name: name}, nil }
 	})
@@ -309,7 +309,7 @@ func TestAClientWithoutFlushesIsNotSignalled(t *testing.T) {
 }
 
 // A helper that forgot its credentials has nothing to serve or to renew, until it gets others.
-func TestForgottenCredentialsAreServedNoMore(t *testing.T) {
+func TestForget_CredentialsAreNotServedAgain(t *testing.T) {
 	r := newRig(t)
 	r.start("wait:"+r.dir+"/go", "credentials", "wait:"+r.dir+"/again", "credentials", "wait:/nowhere")
 	if err := r.peer.Forget(bounded(t)); err != nil {
@@ -442,7 +442,7 @@ func TestNoDescriptorsAreLeaked(t *testing.T) {
 	}
 }
 
-func TestEndRecordIsReadWithSuspicion(t *testing.T) {
+func TestReadEnd_RefusesLinksAndHugeFiles(t *testing.T) {
 	for name, plant := range map[string]func(path string) error{
 		"symlink":   func(p string) error { return os.Symlink("/etc/passwd", p) },
 		"fifo":      func(p string) error { return unix.Mkfifo(p, 0o600) },

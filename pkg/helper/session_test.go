@@ -66,7 +66,7 @@ func (c *clocked) untilAttempt() (job, time.Duration) {
 	return job{}, 0
 }
 
-func TestSessionsAreRenewedInTheMiddleOfTheirLives(t *testing.T) {
+func TestSession_IsRenewedInTheMiddleOfItsValidity(t *testing.T) {
 	for _, life := range []time.Duration{time.Second, 2 * time.Second, 5 * time.Second, 15 * time.Minute, time.Hour, 36 * time.Hour} {
 		for _, random := range []float64{0, 0.5, math.Nextafter(1, 0)} {
 			c := newClocked(t)
@@ -117,7 +117,7 @@ func (c *clocked) failTimes(n int, err error) (pauses []time.Duration) {
 	return pauses
 }
 
-func TestFailuresAreRepeatedQuicklyAtFirstAndRefusalsSlower(t *testing.T) {
+func TestSession_RefusalsAreRetriedMoreSlowlyThanFailures(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err         error
 		first, most time.Duration
@@ -149,7 +149,7 @@ func TestFailuresAreRepeatedQuicklyAtFirstAndRefusalsSlower(t *testing.T) {
 	}
 }
 
-func TestTheOldSessionIsServedWhileItIsValidAndItsEndIsNoticedOnce(t *testing.T) {
+func TestSession_OldSessionIsServedUntilItExpires(t *testing.T) {
 	c := newClocked(t)
 	began := c.now
 	c.update(c.now, c.keys("a", time.Hour), testOrder)
@@ -192,7 +192,7 @@ func TestTheOldSessionIsServedWhileItIsValidAndItsEndIsNoticedOnce(t *testing.T)
 	}
 }
 
-func TestAServiceThatIsBackBeforeTheEndIsBackInTime(t *testing.T) {
+func TestSession_RecoveryBeforeExpiryIsUsedInTime(t *testing.T) {
 	for _, life := range []time.Duration{3 * time.Second, 15 * time.Minute, 12 * time.Hour} {
 		c := newClocked(t)
 		c.random = func() float64 { return math.Nextafter(1, 0) }
@@ -210,7 +210,7 @@ func TestAServiceThatIsBackBeforeTheEndIsBackInTime(t *testing.T) {
 	}
 }
 
-func TestANewOrderIsTriedAtOnceOnlyWhereTheSessionIsInTrouble(t *testing.T) {
+func TestSession_NewOrderIsUsedAtOnceOnlyAfterFailures(t *testing.T) {
 	other := testOrder
 	other.Token = "another"
 	t.Run("all is well", func(t *testing.T) {
@@ -280,7 +280,7 @@ func TestANewOrderIsTriedAtOnceOnlyWhereTheSessionIsInTrouble(t *testing.T) {
 	})
 }
 
-func TestKeysFromOutsideWinOverASessionThatIsBeingMade(t *testing.T) {
+func TestSession_NewKeysReplaceAnAttemptInProgress(t *testing.T) {
 	c := newClocked(t)
 	c.update(c.now, c.keys("a", time.Hour), testOrder)
 	j, _ := c.untilAttempt()
@@ -308,7 +308,7 @@ func TestKeysFromOutsideWinOverASessionThatIsBeingMade(t *testing.T) {
 }
 
 // What was being made when the credentials were forgotten is dropped.
-func TestASessionThatIsMadeWhileTheCredentialsAreForgottenIsDropped(t *testing.T) {
+func TestSession_ResultAfterForgetIsDropped(t *testing.T) {
 	now := time.Now()
 	s := session{random: func() float64 { return 0 }}
 	s.update(now, credentials.Keys{}, credentials.Order{Kind: credentials.AssumeRole})
@@ -328,7 +328,7 @@ func TestASessionThatIsMadeWhileTheCredentialsAreForgottenIsDropped(t *testing.T
 	}
 }
 
-func TestAClientThatAsksInVainHurriesTheNextAttempt(t *testing.T) {
+func TestSession_DemandHastensTheNextAttempt(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err   error
 		pause time.Duration
@@ -367,7 +367,7 @@ func TestAClientThatAsksInVainHurriesTheNextAttempt(t *testing.T) {
 	}
 }
 
-func TestOnlyNewsIsTold(t *testing.T) {
+func TestSession_EqualFailuresAreReportedOnce(t *testing.T) {
 	c := newClocked(t)
 	c.update(c.now, c.keys("a", time.Hour), testOrder)
 	attempt := func(err error) bool {
@@ -390,7 +390,7 @@ func TestOnlyNewsIsTold(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatIsNoSessionIsAFailure(t *testing.T) {
+func TestSession_UnusableKeysAreAFailure(t *testing.T) {
 	c := newClocked(t)
 	c.update(c.now, credentials.Keys{}, testOrder)
 	for _, keys := range []credentials.Keys{{}, {AccessKeyID: "a"}, c.keys("late", 0), c.keys("late", -time.Second)} {
@@ -402,7 +402,7 @@ func TestAnAnswerThatIsNoSessionIsAFailure(t *testing.T) {
 }
 
 // Setting the clock neither expires a session early nor extends it.
-func TestTheMonotonicClockDecides(t *testing.T) {
+func TestSession_ExpiryUsesTheMonotonicClock(t *testing.T) {
 	start := time.Now()
 	s := session{random: func() float64 { return 0 }}
 	s.update(start, credentials.Keys{AccessKeyID: "a", SecretAccessKey: "b", Expires: start.Round(0).Add(time.Hour)}, testOrder)

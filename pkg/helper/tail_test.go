@@ -24,7 +24,7 @@ func TestTailKeepsTheLastLines(t *testing.T) {
 	}
 }
 
-func TestTailKeepsWhyAClientCrashed(t *testing.T) {
+func TestTail_KeepsTheReasonOfACrash(t *testing.T) {
 	for _, why := range []string{"panic: boom", "fatal error: concurrent map writes", "thread 'main' (7) panicked at src/main.rs:3:5:"} {
 		var l tail
 		l.add("before")

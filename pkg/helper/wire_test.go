@@ -45,7 +45,7 @@ func frame(body string) []byte {
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)
 }
 
-func TestRequestsThatAHelperCannotTakeAreRefusedClearly(t *testing.T) {
+func TestServer_RefusesInvalidRequests(t *testing.T) {
 	r := newRig(t)
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -105,7 +105,7 @@ func TestUnknownFieldsAreIgnored(t *testing.T) {
 	}
 }
 
-func TestOnlyAnOpenDevFuseIsTaken(t *testing.T) {
+func TestCheckFuse_RefusesOtherDescriptors(t *testing.T) {
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
 		t.Skipf("/dev/fuse cannot be opened: %v", err)

@@ -32,7 +32,7 @@ func sleeperAs(t *testing.T, uid uint32) (kill func() error) {
 	return kill
 }
 
-func TestProcessScanSeesProcessesStartedBeforeIt(t *testing.T) {
+func TestProcessScan_SeesProcessesStartedBeforeIt(t *testing.T) {
 	const uid = 2_123_456
 	var s processScan
 	if alive, err := s.alive(t.Context(), uid); err != nil || alive {
@@ -63,7 +63,7 @@ func TestProcessScanSeesProcessesStartedBeforeIt(t *testing.T) {
 }
 
 // Where no process has a uid, nothing is scanned. Those that are no mount's, such as zombies and those of pods, are told apart by a scan.
-func TestAScanIsForUIDsOfProcesses(t *testing.T) {
+func TestProcessScan_IsSkippedForUnusedUIDs(t *testing.T) {
 	const uid = 2_123_461
 	scans := 0
 	var s processScan
@@ -102,7 +102,7 @@ func TestAScanIsForUIDsOfProcesses(t *testing.T) {
 }
 
 // Mounts that end together do not need a scan each, also if other processes have their uids.
-func TestKillsShareScans(t *testing.T) {
+func TestProcessScan_ConcurrentKillsShareScans(t *testing.T) {
 	const uid, callers = 2_123_459, 50
 	_ = sleeperAs(t, uid)
 	var scans, called atomic.Int32

@@ -35,7 +35,7 @@ func expect(t *testing.T, what string, want bool) func(ok bool, err error) {
 	}
 }
 
-func TestOnlyOneOpenHasAnExclusiveLock(t *testing.T) {
+func TestLock_OnlyOneOpenHasAnExclusiveLock(t *testing.T) {
 	open := opener(t)
 	first, second := open(), open()
 	expect(t, "the first", true)(osfile.TryLock(first))
@@ -75,7 +75,7 @@ func TestLockWaitsUntilTheContextEnds(t *testing.T) {
 	}
 }
 
-func TestClosedFileIsAnError(t *testing.T) {
+func TestLock_ClosedFileIsAnError(t *testing.T) {
 	f := opener(t)()
 	if err := f.Close(); err != nil {
 		t.Fatal(err)

@@ -90,7 +90,7 @@ func TestClientsThatCannotRunAreRefused(t *testing.T) {
 	}
 }
 
-func TestADeclaredProgramIsRootsAndTheDeclaredOne(t *testing.T) {
+func TestCheck_DeclaredProgramBelongsToRootAndHasItsDigest(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: the program must be root's")
 	}

@@ -383,7 +383,7 @@ func FuzzNamesOfVersions(f *testing.F) {
 	})
 }
 
-func TestErrorSaysWhyAProgramCannotRun(t *testing.T) {
+func TestTry_ErrorHasReasonAndRemedy(t *testing.T) {
 	for what, c := range map[string]struct {
 		program string
 		change  func(*place) error
@@ -438,7 +438,7 @@ func (h impatient) Do(ctx context.Context, _ string, fn func() error) error {
 	return ctx.Err()
 }
 
-func TestAnAbandonedTrialChangesNothing(t *testing.T) {
+func TestTry_AbandonedTrialChangesNothing(t *testing.T) {
 	program := newPlace(t, "#!/bin/sh\necho program 1.2\n").install().Path("program-1")
 	for range 20 { // the race detector needs a write after the return, and the context may end first
 		ctx, cancel := context.WithCancel(bounded(t))
