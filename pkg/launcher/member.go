@@ -83,8 +83,8 @@ func madePIDs(open func(kind string) (int, error), uid uint32) bool {
 	})
 }
 
-// climbNamespaces goes from a process's namespace, which open opens, up to the one at top. It reports false if ok does for a namespace below top, or if top is not
-// reached: the kernel shows no namespaces above this process's own.
+// climbNamespaces goes from a process's namespace, which open opens, up to the one at top. It reports false if ok does for a namespace below
+// top, or if top is not reached: the kernel shows no namespaces above this process's own.
 func climbNamespaces(open func(kind string) (int, error), kind, top string, ok func(namespace int) bool) bool {
 	var end unix.Stat_t
 	if unix.Stat(top, &end) != nil {
