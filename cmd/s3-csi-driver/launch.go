@@ -19,7 +19,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
-	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/linger"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
@@ -128,33 +127,32 @@ func (p nodeParts) launch(ctx context.Context) (l launch, err error) {
 			return l, fmt.Errorf("--node-dns=pod: %w", err)
 		}
 	}
-	if err := l.findSystemd(ctx, p, paths.helper); err != nil {
-		return l, err
-	}
-	program, options := paths.helper, []launcher.Option{launcher.WithUIDs(launcher.UIDRange(o.UIDs))}
+	program, options := paths.helper, launcher.Options{UIDs: launcher.UIDRange(o.UIDs), DefaultLimits: l.limits, SliceLimits: l.slice}
 	if l.dns != nil {
-		options = append(options, launcher.WithResolver(l.dns))
+		options.Resolver = l.dns
+	}
+	if err := l.findSystemd(ctx, p, program, options); err != nil {
+		return l, err
 	}
 	if l.systemd != nil || ns.Foreign() {
 		installed, err := p.install(ctx, paths, l.systemd)
 		if err != nil {
 			return l, err
 		}
-		program, options = installed.Path(filepath.Base(paths.helper)), append(options, launcher.WithHostProgram())
+		program = installed.Path(filepath.Base(paths.helper))
 		l.programs = programs.NewClients(ns, paths.clients.All(), paths.clientDir, installed.Dir)
 		l.clean = func(ctx context.Context, used []string) error {
 			return installed.Clean(ctx, ns, func(dir string) bool { return slices.Contains(used, dir) })
 		}
 	}
 	if l.systemd != nil {
-		l.systemd, err = l.systemd.With(program)
 		l.hostLauncher = l.systemd
-		return l, err
+		return l, l.systemd.SetProgram(program)
 	}
 	if !ns.Foreign() {
 		l.sessionProblem = paths.sessionProblem()
 	}
-	l.hostLauncher = launcher.NewProcess(ns, program, options...)
+	l.hostLauncher = launcher.NewProcess(ns, program, options)
 	return l, nil
 }
 
@@ -190,19 +188,14 @@ const nameserverBound = 10 * time.Second
 
 // findSystemd finds the host's systemd, or the reason for launcher process. A systemd that does not answer is an error, because its running
 // mounts could not be distinguished from exited ones.
-func (l *launch) findSystemd(ctx context.Context, p nodeParts, program string) error {
+func (l *launch) findSystemd(ctx context.Context, p nodeParts, program string, options launcher.Options) error {
 	o := p.options.Node
 	l.why = "set with --launcher"
 	if o.Launcher == driver.LauncherProcess {
 		return nil
 	}
-	options := []launcher.SystemdOption{launcher.WithSystemdUIDs(launcher.UIDRange(o.UIDs)), launcher.WithDefaultLimits(l.limits),
-		launcher.WithSliceLimits(l.slice),
-		launcher.WithSystemdNameservers(nameservers(ctx, p.namespace)...)}
-	if l.dns != nil {
-		options = append(options, launcher.WithSystemdResolver(l.dns))
-	}
-	s, err := launcher.NewSystemd(p.namespace, program, options...)
+	options.Nameservers = nameservers(ctx, p.namespace)
+	s, err := launcher.NewSystemd(p.namespace, program, options)
 	if err != nil {
 		return err
 	}
@@ -220,7 +213,7 @@ func (l *launch) findSystemd(ctx context.Context, p nodeParts, program string) e
 			"or set --launcher=process", err)
 	}
 	for _, own := range ownDirs(o) {
-		if below, hidden := hostdir.Hidden(own.Path); hidden && s.Sandbox().Landlock == 0 {
+		if below, hidden := programs.Hidden(own.Path); hidden && s.Sandbox().Landlock == 0 {
 			return fmt.Errorf("%s: %s is below %s, which units of launcher systemd cannot access; choose another directory, or set --launcher=process",
 				own.Flag, own.Path, below)
 		}
@@ -246,10 +239,10 @@ func awaitSystemd(ctx context.Context, s *launcher.Systemd) error {
 }
 
 // install copies the programs to the host and verifies that the host can run them.
-func (p nodeParts) install(ctx context.Context, paths programPaths, systemd *launcher.Systemd) (hostdir.Installed, error) {
+func (p nodeParts) install(ctx context.Context, paths programPaths, systemd *launcher.Systemd) (programs.Installed, error) {
 	ctx, cancel := context.WithTimeout(ctx, installBound)
 	defer cancel()
-	installed, err := hostdir.Install(ctx, p.namespace, hostdir.Options{
+	installed, err := programs.Install(ctx, p.namespace, programs.Options{
 		Dir: p.options.Node.HostDir, DriverName: p.options.Common.DriverName, Version: p.version, Files: paths.files(), Closed: []string{paths.sessions()},
 		Sandboxed: systemd != nil && systemd.Sandbox().Landlock == 0,
 	})
@@ -259,7 +252,7 @@ func (p nodeParts) install(ctx context.Context, paths programPaths, systemd *lau
 	if err := p.namespace.Passable(ctx, installed.Dir, p.options.Node.UIDs.First); err != nil {
 		return installed, fmt.Errorf("--host-dir: %w", err)
 	}
-	_, err = hostdir.Try(ctx, p.namespace, installed.Path(filepath.Base(paths.helper)))
+	_, err = programs.Try(ctx, p.namespace, installed.Path(filepath.Base(paths.helper)))
 	return installed, err
 }
 

@@ -46,12 +46,27 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asDriver) != "" || len(os.Args) > 1 && os.Args[1] == session.Mode { // a helper gives that no variables
 		main()
 	}
-	os.Exit(m.Run())
+	os.Exit(runWithCoverage(m))
+}
+
+// coverage is the variable with the directory for the coverage data of a program. Without it, go test -cover has programs write a warning to
+// their standard error.
+const coverage = "GOCOVERDIR"
+
+// runWithCoverage runs the tests. Those of the programs that they start have a directory for coverage data.
+func runWithCoverage(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "coverage")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	_ = os.Setenv(coverage, dir)
+	return m.Run()
 }
 
 func driverCommand(ctx context.Context, env []string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
-	cmd.Env = append([]string{asDriver + "=1", "PATH=" + os.Getenv("PATH")}, env...)
+	cmd.Env = append([]string{asDriver + "=1", "PATH=" + os.Getenv("PATH"), coverage + "=" + os.Getenv(coverage)}, env...)
 	return cmd
 }
 

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/fdpass"
 	"github.com/s3-csi/s3-csi-driver/pkg/fusestarter"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 // version is set when the program is built.
@@ -37,7 +37,7 @@ func run() error {
 			unix.Close(fd)
 		}
 	}
-	c, err := fusestarter.Parse(os.Args[1:], os.Getenv(fdpass.EnvSocket))
+	c, err := fusestarter.Parse(os.Args[1:], os.Getenv(osfile.EnvFuseSocket))
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w\n%s", err, fusestarter.Usage)
@@ -54,7 +54,7 @@ func run() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
 	defer cancel()
-	fd, err := fdpass.Receive(ctx, c.Socket)
+	fd, err := osfile.ReceiveFuse(ctx, c.Socket)
 	if err != nil {
 		return err
 	}

@@ -10,8 +10,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/fdpass"
 	"github.com/s3-csi/s3-csi-driver/pkg/fusermount"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 // receiveTimeout is how long the driver may take to listen.
@@ -37,13 +37,13 @@ func main() {
 }
 
 func send(socket int) error {
-	path := os.Getenv(fdpass.EnvSocket)
+	path := os.Getenv(osfile.EnvFuseSocket)
 	if path == "" {
 		return fusermount.Send(socket)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), receiveTimeout)
 	defer cancel()
-	fd, err := fdpass.Receive(ctx, path)
+	fd, err := osfile.ReceiveFuse(ctx, path)
 	if err != nil {
 		return err
 	}

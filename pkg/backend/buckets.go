@@ -17,9 +17,9 @@ import (
 	"github.com/aws/smithy-go/middleware"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/ttlcache"
 )
 
 // How long results are cached, and how many. Failures are cached briefly, so that a fix takes effect soon and retries of many
@@ -36,11 +36,11 @@ const (
 type Buckets struct {
 	clients       *Clients
 	salt          []byte // of identities' digests, which are kept in memory only
-	infos         *ttlcache.Cache[bucketKey, BucketInfo]
-	versions      *ttlcache.Cache[bucketKey, Versioning]
-	locks         *ttlcache.Cache[bucketKey, Retention]
-	accounts      *ttlcache.Cache[bucketKey, string]
-	proofs        *ttlcache.Cache[bucketKey, struct{}]
+	infos         *conc.Cache[bucketKey, BucketInfo]
+	versions      *conc.Cache[bucketKey, Versioning]
+	locks         *conc.Cache[bucketKey, Retention]
+	accounts      *conc.Cache[bucketKey, string]
+	proofs        *conc.Cache[bucketKey, struct{}]
 	accountLogged sync.Map // backend names whose missing account was logged
 	now           func() time.Time
 	// noCallerIdentity has the revisions of backends whose STS does not support GetCallerIdentity, and until when that is assumed.
@@ -70,11 +70,11 @@ func NewBuckets(clients *Clients, now func() time.Time) (*Buckets, error) {
 		clients:  clients,
 		salt:     salt,
 		now:      now,
-		infos:    ttlcache.New[bucketKey](now, rememberedOf, callBound, keepShortly[BucketInfo]),
-		versions: ttlcache.New[bucketKey](now, rememberedOf, callBound, keepShortly[Versioning]),
-		locks:    ttlcache.New[bucketKey](now, rememberedOf, callBound, keepShortly[Retention]),
-		accounts: ttlcache.New[bucketKey](now, rememberedOf, callBound, keepAccount),
-		proofs:   ttlcache.New[bucketKey](now, rememberedOf, callBound, keepProof),
+		infos:    conc.NewCache[bucketKey](now, rememberedOf, callBound, keepShortly[BucketInfo]),
+		versions: conc.NewCache[bucketKey](now, rememberedOf, callBound, keepShortly[Versioning]),
+		locks:    conc.NewCache[bucketKey](now, rememberedOf, callBound, keepShortly[Retention]),
+		accounts: conc.NewCache[bucketKey](now, rememberedOf, callBound, keepAccount),
+		proofs:   conc.NewCache[bucketKey](now, rememberedOf, callBound, keepProof),
 	}, nil
 }
 
@@ -298,7 +298,7 @@ func (b *Buckets) Retention(ctx context.Context, be Backend, keys credentials.Ke
 type setting[V any] struct {
 	name    string
 	buckets *Buckets
-	cache   *ttlcache.Cache[bucketKey, V]
+	cache   *conc.Cache[bucketKey, V]
 	ask     func(context.Context, *s3.Client) (V, error)
 }
 

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 )
 
 const (
@@ -107,7 +108,7 @@ func (l *Live) Run(ctx context.Context) error {
 		return nil
 	}
 	refused := "" // why the current file is invalid
-	for Sleep(ctx, l.interval) {
+	for conc.Sleep(ctx, l.interval) {
 		refused = l.reload(ctx, refused)
 	}
 	return nil
@@ -131,7 +132,7 @@ func (l *Live) reload(ctx context.Context, refused string) string {
 		}
 		return ""
 	}
-	if !Sleep(ctx, min(l.interval, settleTime)) {
+	if !conc.Sleep(ctx, min(l.interval, settleTime)) {
 		return refused
 	}
 	again, errAgain := l.load()
@@ -193,16 +194,4 @@ func (c *Config) since(old *Config) (added, removed, changed []string) {
 		}
 	}
 	return added, removed, changed
-}
-
-// Sleep waits for d. It returns false if ctx ends first.
-func Sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

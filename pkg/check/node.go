@@ -18,7 +18,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
-	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/programs"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
@@ -181,11 +180,11 @@ func (r *nodeRun) passable(dir host.OwnDir) func(context.Context, Item) Row {
 func (r *nodeRun) launcher(ctx context.Context, what Item) Row {
 	why := "process, set with --launcher"
 	if r.in.Launcher != "process" {
-		options := []launcher.SystemdOption{launcher.WithSystemdUIDs(r.in.UIDs)}
+		options := launcher.Options{UIDs: r.in.UIDs}
 		if r.in.PodDNS && r.ns.Foreign() {
-			options = append(options, launcher.WithSystemdResolver(noBinds{}))
+			options.Resolver = noBinds{}
 		}
-		s, err := launcher.NewSystemd(r.ns, r.in.Program, options...)
+		s, err := launcher.NewSystemd(r.ns, r.in.Program, options)
 		if err == nil {
 			r.box, err = s.Check(ctx)
 		}
@@ -202,7 +201,7 @@ func (r *nodeRun) launcher(ctx context.Context, what Item) Row {
 		}
 		why = "process: " + OneLine(err)
 	}
-	p := launcher.NewProcess(r.ns, r.in.Program, launcher.WithUIDs(r.in.UIDs))
+	p := launcher.NewProcess(r.ns, r.in.Program, launcher.Options{UIDs: r.in.UIDs})
 	r.box, r.survives = p.Sandbox(), p.SurvivesDriver
 	return what.Row(Yes, why, "")
 }
@@ -251,14 +250,14 @@ func (r *nodeRun) programs(ctx context.Context, what Item) Row {
 		return what.noError(err, "")
 	}
 	files := append([]string{r.in.Program}, programs.Files(r.in.Clients.All(), r.in.ClientDir)...)
-	installed, err := hostdir.Install(ctx, r.ns, hostdir.Options{
+	installed, err := programs.Install(ctx, r.ns, programs.Options{
 		Dir: r.in.HostDir, DriverName: installName, Version: r.in.Version, Files: files, Sandboxed: r.systemd && r.box.Landlock == 0,
 	})
 	if err == nil {
 		err = r.ns.Passable(ctx, installed.Dir, r.in.UIDs.First)
 	}
 	if err == nil {
-		_, err = hostdir.Try(ctx, r.ns, installed.Path(filepath.Base(r.in.Program)))
+		_, err = programs.Try(ctx, r.ns, installed.Path(filepath.Base(r.in.Program)))
 	}
 	for _, c := range r.in.Clients.All() {
 		file, found := programs.Find(c, r.in.ClientDir)
@@ -267,7 +266,7 @@ func (r *nodeRun) programs(ctx context.Context, what Item) Row {
 			path = installed.Path(file)
 		}
 		if found && (err == nil || !what.needed) {
-			r.version[c.Name], r.broken[c.Name] = hostdir.Try(ctx, r.ns, path)
+			r.version[c.Name], r.broken[c.Name] = programs.Try(ctx, r.ns, path)
 		}
 	}
 	if installed.Dir != "" {

@@ -12,9 +12,9 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
@@ -61,7 +61,7 @@ type Controller struct {
 	volumes      Provisioner
 	snapshots    Snapshots
 	backends     Backends
-	names        namedlock.Locks
+	names        conc.Locks
 }
 
 // NewController returns the service.

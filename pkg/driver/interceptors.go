@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/loglimit"
 	"github.com/s3-csi/s3-csi-driver/pkg/redact"
 )
 
@@ -27,7 +27,7 @@ const defaultDeadline = 2 * time.Minute
 // interceptors returns the interceptors of every request, outermost first. The order ensures that metrics and logs have the code that the
 // CO gets, also after a panic.
 func interceptors(logger klog.Logger, metrics *Metrics, running *inflight) []grpc.UnaryServerInterceptor {
-	failures := &loglimit.Limiter{Repeat: repeatAfter, Burst: 100, PerSecond: 5}
+	failures := &conc.LogLimiter{Repeat: repeatAfter, Burst: 100, PerSecond: 5}
 	return []grpc.UnaryServerInterceptor{
 		metrics.intercept,
 		logRequests(logger, running, failures),
@@ -55,7 +55,7 @@ func polled(method string) bool {
 }
 
 // logRequests adds method, volume and target to the contextual logger. Failures of requests are logged only here.
-func logRequests(logger klog.Logger, running *inflight, failures *loglimit.Limiter) grpc.UnaryServerInterceptor {
+func logRequests(logger klog.Logger, running *inflight, failures *conc.LogLimiter) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		of := subject(info.FullMethod, req)
 		logger := logger.WithValues(of...)
@@ -118,7 +118,7 @@ func mapErrors(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler
 
 // recoverPanics converts a panic to an error without a kind: Internal, or Aborted if the method may have changed something. The CO does
 // not get the panic value, because it may contain secrets.
-func recoverPanics(failures *loglimit.Limiter) grpc.UnaryServerInterceptor {
+func recoverPanics(failures *conc.LogLimiter) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 		defer func() {
 			if p := recover(); p != nil {

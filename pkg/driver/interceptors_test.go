@@ -16,8 +16,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/loglimit"
 )
 
 func TestLog_FailuresAreLoggedOnce(t *testing.T) {
@@ -54,7 +54,7 @@ func TestLog_FollowsVerbosity(t *testing.T) {
 		6: {[]string{`"Request" method="Probe"`, `"Response" method="Probe"`}, nil},
 	} {
 		log := &logBuffer{}
-		handler := logRequests(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log), textlogger.Verbosity(verbosity))), &inflight{}, &loglimit.Limiter{})
+		handler := logRequests(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log), textlogger.Verbosity(verbosity))), &inflight{}, &conc.LogLimiter{})
 		call := func(method string, req any, err error) {
 			_, _ = handler(t.Context(), req, &grpc.UnaryServerInfo{FullMethod: method}, func(context.Context, any) (any, error) { return &csi.ProbeResponse{}, err })
 		}
@@ -112,7 +112,7 @@ func TestFailedRequests_LogIsBounded(t *testing.T) {
 
 func TestLog_InnerMessagesNameTheRequest(t *testing.T) {
 	log := &logBuffer{}
-	handler := logRequests(newTestLogger(log), &inflight{}, &loglimit.Limiter{})
+	handler := logRequests(newTestLogger(log), &inflight{}, &conc.LogLimiter{})
 	_, err := handler(t.Context(), publishRequest(), &grpc.UnaryServerInfo{FullMethod: csi.Node_NodePublishVolume_FullMethodName},
 		func(ctx context.Context, _ any) (any, error) {
 			klog.FromContext(ctx).Info("inner")

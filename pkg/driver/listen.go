@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/flock"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 // maxSocketPath is the maximum length of a socket path: the size of sockaddr_un.sun_path without its terminating zero (unix(7)).
@@ -182,7 +182,7 @@ func lockFile(path string) (*os.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("create the socket's lock file: %w", err)
 		}
-		ok, err := flock.TryLock(f)
+		ok, err := osfile.TryLock(f)
 		if err == nil && !ok {
 			err = fmt.Errorf("another driver serves this socket, because it holds the lock %s: stop that driver first", path)
 		}

@@ -2,7 +2,7 @@
 // descriptor, which every process of the client inherits under a fixed number, over the socket of the client's library. It mounts
 // and unmounts nothing, and needs no privilege.
 //
-// In a pod, the program gets the descriptor from the driver, see package fdpass.
+// In a pod, the program gets the descriptor from the driver, see osfile.ReceiveFuse.
 //
 // The client chooses the arguments. They decide only whether the descriptor is sent, which the client has anyway.
 package fusermount

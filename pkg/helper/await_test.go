@@ -46,7 +46,7 @@ func (r *rig) asking() <-chan answer {
 }
 
 // A client that was started before its session waits for it at the endpoint.
-func TestClientsWaitForTheirFirstSession(t *testing.T) {
+func TestEndpoint_ClientsWaitForTheirFirstSession(t *testing.T) {
 	r := newRig(t)
 	if err := r.startAwaiting(credentials.Keys{}); err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestClientsWaitForTheirFirstSession(t *testing.T) {
 }
 
 // A helper that has a session already does not let the client wait, and one that awaits none, or whose client has exited, refuses.
-func TestOnlyAwaitedSessionsAreWaitedFor(t *testing.T) {
+func TestEndpoint_RequestsWaitOnlyForAwaitedSessions(t *testing.T) {
 	r := newRig(t)
 	if err := r.startAwaiting(testKeys); err != nil {
 		t.Fatal(err)
@@ -96,7 +96,7 @@ func TestOnlyAwaitedSessionsAreWaitedFor(t *testing.T) {
 }
 
 // A helper that exits does not wait for the session.
-func TestAwaitingHelpersExit(t *testing.T) {
+func TestHelper_ExitsWhileARequestWaits(t *testing.T) {
 	r := newRig(t)
 	if err := r.startAwaiting(credentials.Keys{}); err != nil {
 		t.Fatal(err)
@@ -110,9 +110,9 @@ func TestAwaitingHelpersExit(t *testing.T) {
 }
 
 // A driver that never comes back does not let the client wait forever.
-func TestAwaitingIsBounded(t *testing.T) {
+func TestEndpoint_WaitIsBounded(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
-		b.h.endpoint.await(true)
+		b.h.endpoint.setAwaited(true)
 		b.run()
 		began := time.Now()
 		if status, _ := b.has(); status != 503 || time.Since(began) != awaitedWait {
@@ -128,16 +128,4 @@ func TestAwaitingIsBounded(t *testing.T) {
 		}
 		synctest.Wait()
 	})
-}
-
-// A helper of protocol 1 would answer the client that there are no credentials: it refuses the request instead.
-func TestAwaitNeedsProtocol2(t *testing.T) {
-	if got := (request{Op: opStart, Start: &StartRequest{Await: true}}).lowestProtocol(); got != 2 {
-		t.Errorf("a request to await a session has protocol %d", got)
-	}
-	for _, req := range []request{{Op: opHello}, {Op: opStart, Start: &StartRequest{}}, {Op: opCredentials, Keys: testKeys}} {
-		if got := req.lowestProtocol(); got != 1 {
-			t.Errorf("request %s has protocol %d", req.Op, got)
-		}
-	}
 }

@@ -12,8 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
-	"github.com/s3-csi/s3-csi-driver/pkg/rmtree"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 // The files in the state directory that record how a client exited. They outlive the helper.
@@ -58,7 +57,7 @@ func clearState(stateDir string) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		errs = append(errs, rmtree.Remove(context.Background(), filepath.Join(stateDir, e.Name()))) // its file system is small
+		errs = append(errs, osfile.RemoveTree(context.Background(), filepath.Join(stateDir, e.Name()))) // its file system is small
 	}
 	return errors.Join(errs...)
 }
@@ -72,21 +71,14 @@ func tryWriteEnd(stateDir string, end End) error {
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", name, err)
 	}
-	if err := (atomicfile.Writer{}).Write(filepath.Join(stateDir, name), append(body, '\n')); err != nil {
+	if err := (osfile.Writer{}).Write(filepath.Join(stateDir, name), append(body, '\n')); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
-	return removeIfThere(filepath.Join(stateDir, other))
+	return os.RemoveAll(filepath.Join(stateDir, other))
 }
 
 func removeEnd(stateDir string) error {
-	return errors.Join(removeIfThere(filepath.Join(stateDir, FileExit)), removeIfThere(filepath.Join(stateDir, FileError)))
-}
-
-func removeIfThere(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
+	return errors.Join(os.RemoveAll(filepath.Join(stateDir, FileExit)), os.RemoveAll(filepath.Join(stateDir, FileError)))
 }
 
 // ReadEnd reads how the last client exited from a mount's state directory; ok is false if there is no record. The directory

@@ -12,7 +12,7 @@ import (
 
 // A client that has filled the state directory must not keep its helper from leaving how it ended: the driver would take the
 // client for one that may have something left to store.
-func TestTheEndIsRecordedWhereTheClientLeftNoSpace(t *testing.T) {
+func TestEnd_IsRecordedOnAFullDisk(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts a file system")
 	}

@@ -98,25 +98,27 @@ func noOtherSources() []string {
 	return []string{"AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null", "AWS_EC2_METADATA_DISABLED=true"}
 }
 
-// set replaces the keys, which expire at ends by the clock now; zero: never.
-func (e *endpoint) set(keys credentials.Keys, ends time.Time) {
+// setKeys replaces the keys, which expire at ends by the clock now; zero: never.
+func (e *endpoint) setKeys(keys credentials.Keys, ends time.Time) {
 	e.mu.Lock()
 	e.keys, e.ends = keys, ends
 	e.awaited = e.awaited && keys.IsZero()
 	e.mu.Unlock()
-	e.release()
+	e.wakeRequests()
 }
 
-// await sets whether the client's first keys are still to come. Its requests wait for them.
-func (e *endpoint) await(awaited bool) {
+const notAwaited = false
+
+// setAwaited sets whether the client's first keys are still to come. Its requests wait for them.
+func (e *endpoint) setAwaited(awaited bool) {
 	e.mu.Lock()
 	e.awaited = awaited
 	e.mu.Unlock()
-	e.release()
+	e.wakeRequests()
 }
 
-// release wakes requests that wait for new keys.
-func (e *endpoint) release() {
+// wakeRequests wakes requests that wait for new keys.
+func (e *endpoint) wakeRequests() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	close(e.changed)
@@ -139,8 +141,8 @@ func (e *endpoint) current() served {
 	return served{e.keys, e.ends, valid, e.awaited && !valid, e.changed}
 }
 
-// wait waits until there may be valid keys: for awaited ones until they come, otherwise for the end of an attempt to renew them.
-func (e *endpoint) wait(now served) served {
+// awaitKeys waits until there may be valid keys: for awaited ones until they come, otherwise for the end of an attempt to renew them.
+func (e *endpoint) awaitKeys(now served) served {
 	bound := renewalWait
 	if now.awaited {
 		bound = awaitedWait
@@ -151,13 +153,12 @@ func (e *endpoint) wait(now served) served {
 		return e.current()
 	}
 	defer e.countWaiting(-1)
-	timer := time.NewTimer(bound)
-	defer timer.Stop()
+	expired := time.After(bound)
 	for first := true; first || now.awaited; first = false {
 		select {
 		case <-now.changed:
 			now = e.current()
-		case <-timer.C:
+		case <-expired:
 			return e.current()
 		case <-e.closed:
 			return now
@@ -196,7 +197,7 @@ func (e *endpoint) serve() {
 			continue
 		}
 		_ = conn.SetDeadline(time.Now().Add(connTimeout))
-		e.admit(conn)
+		e.addReading(conn)
 		e.conns.Go(func() {
 			defer conn.Close()
 			e.answer(conn)
@@ -222,7 +223,7 @@ func (e *endpoint) close() {
 	}
 }
 
-func (e *endpoint) admit(conn net.Conn) {
+func (e *endpoint) addReading(conn net.Conn) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(e.reading) == maxReading {
@@ -232,7 +233,7 @@ func (e *endpoint) admit(conn net.Conn) {
 	e.reading = append(e.reading, conn)
 }
 
-func (e *endpoint) headRead(conn net.Conn) {
+func (e *endpoint) removeReading(conn net.Conn) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.reading = slices.DeleteFunc(e.reading, func(c net.Conn) bool { return c == conn })
@@ -240,7 +241,7 @@ func (e *endpoint) headRead(conn net.Conn) {
 
 func (e *endpoint) answer(conn net.Conn) {
 	head, err := readHead(conn)
-	e.headRead(conn)
+	e.removeReading(conn)
 	var status string
 	var body []byte
 	switch {
@@ -283,7 +284,7 @@ func (e *endpoint) respond(head []byte) (status string, body []byte) {
 	}
 	now := e.current()
 	if !now.valid {
-		now = e.wait(now)
+		now = e.awaitKeys(now)
 	}
 	// 503, because clients retry it, and a session may be available then.
 	switch {
@@ -291,7 +292,7 @@ func (e *endpoint) respond(head []byte) (status string, body []byte) {
 		return "503 Service Unavailable", refusal("NoCredentials", "this mount has no credentials")
 	case !now.valid:
 		return "503 Service Unavailable",
-			refusal("ExpiredCredentials", "the mount's credentials expired at "+now.keys.Expires.UTC().Format(time.RFC3339)+" and were not renewed")
+			refusal("ExpiredCredentials", "the mount's credentials expired at "+stamp(now.keys.Expires)+" and were not renewed")
 	}
 	return "200 OK", document(now.keys, now.ends, e.now())
 }
@@ -323,7 +324,7 @@ func document(keys credentials.Keys, ends, now time.Time) []byte {
 		SecretAccessKey string
 		Token           string `json:",omitempty"`
 		Expiration      string
-	}{keys.AccessKeyID, keys.SecretAccessKey, keys.SessionToken, expires.UTC().Format(time.RFC3339)})
+	}{keys.AccessKeyID, keys.SecretAccessKey, keys.SessionToken, stamp(expires)})
 	return body
 }
 

@@ -55,7 +55,7 @@ func get(t testing.TB, url, token string) (status int, body map[string]string) {
 	return resp.StatusCode, body
 }
 
-func TestToldExpiryIsTheEarlierOfTheRealOneAndFifteenMinutes(t *testing.T) {
+func TestEndpoint_AdvertisesAtMostFifteenMinutes(t *testing.T) {
 	e, url, now := serveEndpoint(t)
 	for name, tc := range map[string]struct {
 		real   time.Duration // 0: never
@@ -72,7 +72,7 @@ func TestToldExpiryIsTheEarlierOfTheRealOneAndFifteenMinutes(t *testing.T) {
 			if tc.real != 0 {
 				keys.Expires = now.Add(tc.real)
 			}
-			e.set(keys, keys.Expires)
+			e.setKeys(keys, keys.Expires)
 			status, body := get(t, url, e.token)
 			if status != tc.status || body["Expiration"] != tc.told {
 				t.Errorf("%d %v", status, body)
@@ -82,15 +82,15 @@ func TestToldExpiryIsTheEarlierOfTheRealOneAndFifteenMinutes(t *testing.T) {
 			}
 		})
 	}
-	e.set(credentials.Keys{}, time.Time{})
+	e.setKeys(credentials.Keys{}, time.Time{})
 	if status, body := get(t, url, e.token); status != 503 || body["code"] != "NoCredentials" {
 		t.Errorf("without keys: %d %v", status, body)
 	}
 }
 
-func TestWrongTokensAreLimitedAndTheRightOneNever(t *testing.T) {
+func TestEndpoint_LimitsWrongTokensOnly(t *testing.T) {
 	e, url, now := serveEndpoint(t)
-	e.set(testKeys, time.Time{})
+	e.setKeys(testKeys, time.Time{})
 	count := map[int]int{}
 	for i := range 3 * wrongBurst {
 		status, body := get(t, url, []string{"", "wrong", "Bearer " + e.token}[i%3])
@@ -111,9 +111,9 @@ func TestWrongTokensAreLimitedAndTheRightOneNever(t *testing.T) {
 	}
 }
 
-func TestSilentConnectionsDoNotKeepTheClientOut(t *testing.T) {
+func TestEndpoint_SilentConnectionsDoNotBlockTheClient(t *testing.T) {
 	e, url, _ := serveEndpoint(t)
-	e.set(testKeys, time.Time{})
+	e.setKeys(testKeys, time.Time{})
 	for range 2 * maxReading {
 		conn, err := net.Dial("tcp", e.listener.Addr().String())
 		if err != nil {
@@ -126,9 +126,9 @@ func TestSilentConnectionsDoNotKeepTheClientOut(t *testing.T) {
 	}
 }
 
-func TestEndpointAnswersOnlyWhatItIsFor(t *testing.T) {
+func TestEndpoint_RefusesOtherRequests(t *testing.T) {
 	e, _, _ := serveEndpoint(t)
-	e.set(testKeys, time.Time{})
+	e.setKeys(testKeys, time.Time{})
 	auth := "Authorization: " + e.token + "\r\n"
 	for name, tc := range map[string]struct{ request, status string }{
 		"as an SDK asks":        {"GET /credentials HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json\r\n" + auth + "\r\n", "200 OK"},
@@ -173,7 +173,10 @@ func TestEndpointAnswersOnlyWhatItIsFor(t *testing.T) {
 }
 
 func FuzzParseHead(f *testing.F) {
-	for _, seed := range []string{"GET /credentials HTTP/1.1\r\nHost: a\r\nAuthorization: t\r\n\r\n", "GET / HTTP/1.0\r\n\r\n", "\r\n\r\n", "GET  / HTTP/1.1\r\n: x\r\n\r\n", "GET / HTTP/1.1\r\nAuthorization: a\r\nAuthorization: b\r\n\r\n"} {
+	for _, seed := range []string{
+		"GET /credentials HTTP/1.1\r\nHost: a\r\nAuthorization: t\r\n\r\n", "GET / HTTP/1.0\r\n\r\n", "\r\n\r\n",
+		"GET  / HTTP/1.1\r\n: x\r\n\r\n", "GET / HTTP/1.1\r\nAuthorization: a\r\nAuthorization: b\r\n\r\n",
+	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
@@ -202,7 +205,7 @@ func FuzzParseHead(f *testing.F) {
 	})
 }
 
-func TestAnswersAreReadByTheStandardLibrary(t *testing.T) {
+func TestEndpoint_AnswersAreValidHTTP(t *testing.T) {
 	resp, err := http.ReadResponse(bufioReader(httpAnswer("200 OK", []byte("{}"))), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -215,10 +218,10 @@ func TestAnswersAreReadByTheStandardLibrary(t *testing.T) {
 }
 
 // A renewal that ends while a client asks is not missed.
-func TestARenewalThatEndsMeanwhileIsAnswered(t *testing.T) {
+func TestEndpoint_ServesARenewalThatEndedMeanwhile(t *testing.T) {
 	e, _, _ := serveEndpoint(t)
 	e.sessionMissing = func() bool {
-		e.set(testKeys, time.Time{})
+		e.setKeys(testKeys, time.Time{})
 		return false // no session is missing any more
 	}
 	if status, _ := e.respond([]byte("GET " + endpointPath + " HTTP/1.1\r\nAuthorization: " + e.token + "\r\n\r\n")); !strings.HasPrefix(status, "200 ") {

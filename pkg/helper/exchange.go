@@ -10,8 +10,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -20,6 +20,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
@@ -75,23 +76,23 @@ func newExchanger(program string, restricted func(sandbox.Child, func() error) e
 }
 
 func untraced(pid int) error {
-	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	status, err := proc.ReadStatus(pid)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		// With hidepid, /proc hides processes that this user may not trace.
-		return fault.Errorf(fault.Precondition, "cannot determine whether another process traces it, because /proc is mounted with hidepid; make the program readable only for root (chmod 0711)")
+		return fault.Errorf(fault.Precondition, "cannot determine whether another process traces it, because /proc is mounted with hidepid; "+
+			"make the program readable only for root (chmod 0711)")
 	case err != nil:
 		return err
 	}
-	for line := range bytes.Lines(status) {
-		if tracer, ok := bytes.CutPrefix(line, []byte("TracerPid:")); ok {
-			if tracer = bytes.TrimSpace(tracer); string(tracer) != "0" {
-				return fault.Errorf(fault.Denied, "process %s traces it, so the order was not sent", tracer)
-			}
-			return nil
-		}
+	switch tracer := status.Field("TracerPid"); tracer {
+	case "0":
+		return nil
+	case "":
+		return errors.New("no TracerPid in its status")
+	default:
+		return fault.Errorf(fault.Denied, "process %s traces it, so the order was not sent", tracer)
 	}
-	return errors.New("no TracerPid in its status")
 }
 
 func (x *exchanger) make(ctx context.Context, order credentials.Order) (credentials.Keys, error) {
@@ -108,90 +109,72 @@ func (x *exchanger) make(ctx context.Context, order credentials.Order) (credenti
 
 // run starts the program, sends it the order, reads its answer and kills its remaining processes.
 func (x *exchanger) run(ctx context.Context, order []byte, c sandbox.Child) (credentials.Keys, error) {
-	var p *exchangeProcess
-	err := x.restricted(c, func() (err error) {
-		p, err = startExchange(x.program)
-		return err
-	})
+	p, err := x.start(c)
 	if err != nil {
 		return credentials.Keys{}, err
 	}
-	raiseOOMScore(p.process.Pid)
-	defer p.close()
-	deadline := time.Now().Add(x.timeout)
-	p.setDeadline(deadline)
-	stop := context.AfterFunc(ctx, func() { p.setDeadline(time.Unix(1, 0)) })
-	defer stop()
+	raiseOOMScore(p.cmd.Process.Pid)
+	bounded, cancel := context.WithTimeout(ctx, x.timeout)
+	defer cancel()
+	stop := context.AfterFunc(bounded, p.close)
 	keys, err := p.converse(order, x.untraced)
+	stop()
 	stderr, ended := p.end()
 	switch {
-	case err == nil || fault.KindOf(err) != fault.Unknown && !errors.Is(err, os.ErrDeadlineExceeded):
+	case err == nil || fault.KindOf(err) != fault.Unknown:
 		return keys, err
 	case ctx.Err() != nil:
 		return keys, ctx.Err()
-	case errors.Is(err, os.ErrDeadlineExceeded):
+	case bounded.Err() != nil:
 		return keys, fault.Errorf(fault.Timeout, "no session within %s: the token service does not answer", x.timeout)
+	case !ended:
+		err = fmt.Errorf("%w; the program was killed but is blocked in the kernel", err)
 	case stderr != "":
 		err = fmt.Errorf("%w; stderr: %s", err, stderr)
-	}
-	if !ended {
-		err = fmt.Errorf("%w; the program was killed but is blocked in the kernel", err)
 	}
 	return keys, err
 }
 
+// exchangeProcess is the program in a process group of its own, with pipes as its only descriptors.
 type exchangeProcess struct {
-	process     *os.Process
-	in          *os.File // its standard input
-	out, errors *os.File
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	out    io.ReadCloser
+	stderr beginning
 }
 
-// startExchange starts the program in a process group of its own, with pipes as its only descriptors.
-func startExchange(program string) (*exchangeProcess, error) {
-	p := &exchangeProcess{}
-	var theirs [3]*os.File
-	defer func() {
-		for _, f := range theirs {
-			_ = f.Close()
-		}
-	}()
-	var errs [3]error
-	theirs[0], p.in, errs[0] = os.Pipe()
-	p.out, theirs[1], errs[1] = os.Pipe()
-	p.errors, theirs[2], errs[2] = os.Pipe()
-	err := errors.Join(errs[:]...)
-	if err != nil {
-		p.close()
-		return nil, fmt.Errorf("create pipes: %w", err)
+// beginning keeps the first maxStderr bytes that are written to it.
+type beginning []byte
+
+func (b *beginning) Write(p []byte) (int, error) {
+	*b = append(*b, p[:min(len(p), maxStderr-len(*b))]...)
+	return len(p), nil
+}
+
+func (x *exchanger) start(c sandbox.Child) (*exchangeProcess, error) {
+	p := &exchangeProcess{cmd: exec.Command(x.program, ExchangeMode)} //nolint:noctx,gosec // end kills its whole group; the driver installs it
+	p.cmd.Dir, p.cmd.Env, p.cmd.Stderr, p.cmd.WaitDelay = "/", exchangeEnvironment(), &p.stderr, outputGrace
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	var inErr, outErr error
+	p.in, inErr = p.cmd.StdinPipe()
+	p.out, outErr = p.cmd.StdoutPipe()
+	p.cmd.Err = errors.Join(inErr, outErr) // which Start returns
+	err := x.restricted(c, p.cmd.Start)
+	if err == nil {
+		return p, nil
 	}
-	p.process, err = os.StartProcess(program, []string{program, ExchangeMode}, &os.ProcAttr{
-		Dir:   "/",
-		Env:   exchangeEnvironment(),
-		Files: theirs[:],
-		Sys:   &syscall.SysProcAttr{Setpgid: true},
-	})
-	if err != nil {
-		p.close()
-		err = fmt.Errorf("start the exchange program: %w", err)
-		for _, lasting := range []error{unix.ENOENT, unix.EACCES, unix.EPERM, unix.ENOEXEC, unix.ENOTDIR} {
-			if errors.Is(err, lasting) {
-				return nil, fault.Errorf(fault.Precondition, "%w", err)
-			}
+	err = fmt.Errorf("start the exchange program: %w", err)
+	for _, lasting := range []error{unix.ENOENT, unix.EACCES, unix.EPERM, unix.ENOEXEC, unix.ENOTDIR} {
+		if errors.Is(err, lasting) {
+			return nil, fault.Errorf(fault.Precondition, "%w", err)
 		}
-		return nil, err // transient, such as a limit of the mount: memory, tasksMax
 	}
-	return p, nil
+	return nil, err // transient, such as a limit of the mount: memory, tasksMax
 }
 
 // exchangeEnvironment limits the program's memory and keeps it from sources of credentials other than the order.
 func exchangeEnvironment() []string {
 	return append(noOtherSources(), "GOMAXPROCS=1", "GOMEMLIMIT=24MiB")
-}
-
-func (p *exchangeProcess) setDeadline(t time.Time) {
-	for _, f := range []*os.File{p.in, p.out, p.errors} {
-		_ = f.SetDeadline(t)
-	}
 }
 
 // converse waits until the program is ready, sends it the order and reads its answer.
@@ -205,7 +188,7 @@ func (p *exchangeProcess) converse(order []byte, untraced func(pid int) error) (
 		return credentials.Keys{}, errors.New("unexpected first line: not the exchange program of this helper")
 	}
 	if untraced != nil {
-		if err := untraced(p.process.Pid); err != nil {
+		if err := untraced(p.cmd.Process.Pid); err != nil {
 			return credentials.Keys{}, fault.Errorf(fault.KindOf(err), "the exchange program: %w", err)
 		}
 	}
@@ -241,26 +224,24 @@ func brokenOff(err error) error {
 
 // end kills the program and its children. It returns the program's stderr and reports whether it has exited.
 func (p *exchangeProcess) end() (stderr string, ended bool) {
-	killGroup(p.process.Pid) // not reaped yet, so the pid is still its own
+	p.close()
+	killGroup(p.cmd.Process.Pid) // not reaped yet, so the pid is still its own
 	reaped := make(chan struct{})
 	go func() {
 		defer close(reaped)
-		_, _ = p.process.Wait()
+		_ = p.cmd.Wait()
 	}()
-	timer := time.NewTimer(exchangeKillGrace)
-	defer timer.Stop()
 	select {
 	case <-reaped:
-		ended = true
-	case <-timer.C:
+		text := clean(bytes.ReplaceAll(p.stderr, []byte("\n"), []byte(" ")))
+		return strings.Join(strings.Fields(text), " "), true
+	case <-time.After(exchangeKillGrace):
+		return "", false
 	}
-	_ = p.errors.SetDeadline(time.Now().Add(outputGrace))
-	text, _ := io.ReadAll(io.LimitReader(p.errors, maxStderr))
-	return strings.Join(strings.Fields(clean(bytes.ReplaceAll(text, []byte("\n"), []byte(" ")))), " "), ended
 }
 
+// close ends the conversation, also one in progress.
 func (p *exchangeProcess) close() {
-	for _, f := range []*os.File{p.in, p.out, p.errors} {
-		_ = f.Close()
-	}
+	_ = p.in.Close()
+	_ = p.out.Close()
 }

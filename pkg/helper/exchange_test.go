@@ -96,7 +96,8 @@ func say(answer any) int {
 func fds() (list []string) {
 	entries, _ := os.ReadDir("/proc/self/fd")
 	for _, e := range entries {
-		if link, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && !strings.HasPrefix(link, "anon_inode:") && !strings.HasPrefix(link, "/proc/") && !strings.HasPrefix(link, "/sys/") {
+		if link, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && !strings.HasPrefix(link, "anon_inode:") &&
+			!strings.HasPrefix(link, "/proc/") && !strings.HasPrefix(link, "/sys/") {
 			list = append(list, e.Name()+"="+strings.TrimRight(link, "[]0123456789"))
 		}
 	}
@@ -124,7 +125,7 @@ func orderNamed(name string) credentials.Order {
 	return o
 }
 
-func TestTheProgramThatMakesSessionsGetsTheOrderAndNothingElse(t *testing.T) {
+func TestExchange_ProgramGetsTheOrderAndNothingElse(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "canary-of-the-helper")
 	keys, err := newTestExchanger(t, "").make(bounded(t), orderNamed("self"))
 	if err != nil {
@@ -146,14 +147,14 @@ func TestTheProgramThatMakesSessionsGetsTheOrderAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestSessionsAreMadeByTheProgram(t *testing.T) {
+func TestExchange_ReturnsTheProgramsSession(t *testing.T) {
 	keys, err := newTestExchanger(t, "").make(bounded(t), orderNamed("ok:1h"))
 	if err != nil || keys.AccessKeyID != "AKIDMADE" || keys.SessionToken != "canary-made-token" || time.Until(keys.Expires) < 59*time.Minute {
 		t.Errorf("%v until %s: %v", keys, keys.Expires, err)
 	}
 }
 
-func TestWhatTheProgramSaysIsAnErrorOfItsKind(t *testing.T) {
+func TestExchange_ErrorsKeepTheirKind(t *testing.T) {
 	for _, tc := range []struct {
 		how, name string
 		kind      fault.Kind
@@ -216,7 +217,7 @@ func pidIn(t testing.TB, path string) int {
 	return 0
 }
 
-func TestAProgramThatHangsIsKilled(t *testing.T) {
+func TestExchange_UnresponsiveProgramIsKilled(t *testing.T) {
 	for _, tc := range []struct{ how, name string }{{"+mute", ""}, {"", "hang:" + t.TempDir() + "/pid"}} {
 		x := newTestExchanger(t, tc.how)
 		x.timeout = 3 * time.Second // the program comes as far as to hang, on a busy machine too
@@ -231,7 +232,7 @@ func TestAProgramThatHangsIsKilled(t *testing.T) {
 	}
 }
 
-func TestAnExchangeEndsWithItsContext(t *testing.T) {
+func TestExchange_EndsWithItsContext(t *testing.T) {
 	pid := t.TempDir() + "/pid"
 	ctx, cancel := context.WithCancel(bounded(t))
 	go func() { pidIn(t, pid); cancel() }()
@@ -242,7 +243,7 @@ func TestAnExchangeEndsWithItsContext(t *testing.T) {
 	gone(t, pidIn(t, pid))
 }
 
-func TestWhatTheProgramLeavesBehindIsKilled(t *testing.T) {
+func TestExchange_ChildrenOfTheProgramAreKilled(t *testing.T) {
 	pid := t.TempDir() + "/pid"
 	if keys, err := newTestExchanger(t, "").make(bounded(t), orderNamed("child:"+pid)); err != nil || keys.IsZero() {
 		t.Fatalf("%v, %v", keys, err)
@@ -250,7 +251,7 @@ func TestWhatTheProgramLeavesBehindIsKilled(t *testing.T) {
 	gone(t, pidIn(t, pid))
 }
 
-func TestExchangesLeaveNoDescriptors(t *testing.T) {
+func TestExchange_LeaksNoDescriptors(t *testing.T) {
 	x := newTestExchanger(t, "")
 	run := func() {
 		_, _ = x.make(bounded(t), orderNamed("ok:1h"))

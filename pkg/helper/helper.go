@@ -18,10 +18,7 @@ import (
 
 // options configure a helper. Tests replace the parts that need a real mount.
 type options struct {
-	stateDir   string // of the mount, or of the spare
-	cacheDir   string // "": none
-	spare      bool   // the mount comes with a request
-	landlock   bool   // restrict the processes that it starts
+	args       Arguments
 	version    string // of the program
 	stderr     *os.File
 	now        func() time.Time
@@ -40,7 +37,7 @@ type options struct {
 
 // helper is the state of a helper process. mu guards everything below it.
 type helper struct {
-	options
+	options  options
 	scrub    *scrubber
 	log      *logger
 	endpoint *endpoint
@@ -51,7 +48,7 @@ type helper struct {
 	runs     sync.WaitGroup // of clients' readers and waiters
 
 	mu            sync.Mutex
-	dirs          directories
+	mount         Assignment
 	unassigned    bool // a spare without a mount
 	status        Status
 	session       session
@@ -68,9 +65,6 @@ type helper struct {
 	finished      bool          // done is closed
 }
 
-// directories are those of the mount; its cache is "" if it has none.
-type directories struct{ state, cache string }
-
 func newHelper(o options) (*helper, error) {
 	scrub := &scrubber{}
 	log := newLogger(o.stderr, scrub, o.now)
@@ -78,7 +72,7 @@ func newHelper(o options) (*helper, error) {
 	if err != nil {
 		return nil, err
 	}
-	scrub.hold(o.now(), "endpoint", ep.token)
+	scrub.setSecrets(o.now(), "endpoint", ep.token)
 	salt := make([]byte, 16)
 	if _, err := rand.Read(salt); err != nil {
 		return nil, errors.Join(fmt.Errorf("create a salt: %w", err), ep.listener.Close())
@@ -88,7 +82,7 @@ func newHelper(o options) (*helper, error) {
 		done: make(chan struct{}), killed: make(chan struct{}), changed: make(chan struct{}), lastActivity: o.now(),
 		status:  Status{Protocol: ProtocolVersion, Version: o.version, PID: os.Getpid(), Revision: 1, State: StateIdle},
 		session: session{random: o.random, salt: salt},
-		dirs:    directories{o.stateDir, o.cacheDir}, unassigned: o.spare,
+		mount:   Assignment{o.args.Name, o.args.StateDir, o.args.CacheDir}, unassigned: o.args.Spare,
 	}
 	ep.sessionMissing = h.sessionMissing
 	return h, nil
@@ -130,7 +124,7 @@ func (h *helper) snapshot() (Status, <-chan struct{}) {
 		s.Queue = &q
 	}
 	s.Tail = h.tail.snapshot()
-	s.Session = h.session.status(h.now())
+	s.Session = h.session.status(h.options.now())
 	return s, h.changed
 }
 
@@ -138,7 +132,7 @@ func (h *helper) snapshot() (Status, <-chan struct{}) {
 func (h *helper) noteRequest(waiters int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.lastActivity = h.now()
+	h.lastActivity = h.options.now()
 	h.waiting += waiters
 }
 
@@ -154,7 +148,7 @@ func (h *helper) delivered(s Status) {
 // start runs a client. It closes fuse.
 func (h *helper) start(req StartRequest, fuse *os.File) error {
 	defer fuse.Close()
-	if err := h.checkFuse(fuse); err != nil {
+	if err := h.options.checkFuse(fuse); err != nil {
 		return err
 	}
 	if err := checkCommand(req.Command); err != nil {
@@ -172,7 +166,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	case h.quitting || h.stopping:
 		return fault.Errorf(fault.Precondition, "cannot start a client: the helper is exiting")
 	}
-	c, err := h.lookup(req.Client)
+	c, err := h.options.lookup(req.Client)
 	if err != nil { // a declared client
 		h.log.printf("client does not report uploads: client=%q", req.Client)
 	}
@@ -181,8 +175,8 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 			return err
 		}
 	}
-	h.endpoint.await(req.Await && h.session.keys.IsZero())
-	if err := removeEnd(h.dirs.state); err != nil {
+	h.endpoint.setAwaited(req.Await && h.session.keys.IsZero())
+	if err := removeEnd(h.mount.StateDir); err != nil {
 		h.log.printf("removing the previous exit record failed: %v", err)
 	}
 	env, err := h.clientCredentials(req.Command)
@@ -191,7 +185,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	}
 	env = append(env, h.proxy(req)...)
 	if req.Fusermount != "" {
-		path, err := prepareFusermount(h.dirs.state, req.Fusermount)
+		path, err := prepareFusermount(h.mount.StateDir, req.Fusermount)
 		if err != nil {
 			return fmt.Errorf("prepare the client's mount point: %w", err)
 		}
@@ -199,7 +193,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	}
 	h.tail.reset()
 	var run *run
-	err = h.restricted(h.clientSandbox(req.Command), func() (err error) {
+	err = h.options.restricted(h.clientSandbox(req.Command), func() (err error) {
 		run, err = startProcess(req.Command, env, fuse)
 		return err
 	})
@@ -232,68 +226,75 @@ type previous struct {
 // output handles a line of the client's output.
 func (h *helper) output(raw []byte, cut bool, c client.Client, before previous) {
 	line := clean(raw)
-	if c.Conflicts != nil {
-		if n, ok := c.Conflicts(line); ok {
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			if h.status.Conflicts != before.conflicts+n {
-				h.status.Conflicts = before.conflicts + n
-				h.changeStatus()
-			}
-			return
-		}
+	// Reports are not part of the tail: they would displace the lines that explain an exit.
+	if h.report(line, c, before) {
+		return
 	}
-	if c.Unstored != nil {
-		if u, ok := c.Unstored(line); ok {
-			u.Name, u.Reason = clean([]byte(u.Name)), clean([]byte(u.Reason))
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			switch {
-			case before.unstored != nil && u.Files == 0:
-				u = *before.unstored
-			case before.unstored != nil:
-				u.Files += before.unstored.Files
-			}
-			h.status.Unstored = &u
-			if u.Files == 0 {
-				h.status.Unstored = nil
-			}
-			h.changeStatus()
-			return
-		}
+	scrub := h.scrub.scrub
+	if cut {
+		scrub = h.scrub.scrubCut
 	}
-	if c.Queue != nil {
-		if q, ok := c.Queue(line); ok {
-			// Not part of the tail: progress reports would displace the lines that explain an exit.
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			if h.status.Queue == nil || *h.status.Queue != q {
-				h.status.Queue = &q
-				h.changeStatus()
-			}
-			return
-		}
-	}
-	if c.Flushed != nil {
-		if unsent, ok := c.Flushed(line); ok {
-			h.flushed(unsent)
-			return
-		}
-	}
-	if c.Requests != nil {
-		if r, ok := c.Requests(line); ok {
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			h.status.Requests = &r
-			return
-		}
-	}
-	line = shorten(h.scrub.scrub(line, cut))
+	line = shorten(scrub(line))
 	if line == "" {
 		return
 	}
 	h.tail.add(line)
 	h.log.line("client: " + line)
+}
+
+// report records what a line reports, and returns whether it is a report of the client.
+func (h *helper) report(line string, c client.Client, before previous) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := &h.status
+	if n, ok := parsed(c.Conflicts, line); ok {
+		if n += before.conflicts; s.Conflicts != n {
+			s.Conflicts = n
+			h.changeStatus()
+		}
+		return true
+	}
+	if u, ok := parsed(c.Unstored, line); ok {
+		u.Name, u.Reason = clean([]byte(u.Name)), clean([]byte(u.Reason))
+		s.Unstored = before.plus(u)
+		h.changeStatus()
+		return true
+	}
+	if q, ok := parsed(c.Queue, line); ok {
+		if s.Queue == nil || *s.Queue != q {
+			s.Queue = &q
+			h.changeStatus()
+		}
+		return true
+	}
+	if unsent, ok := parsed(c.Flushed, line); ok {
+		h.flushed(unsent)
+		return true
+	}
+	r, ok := parsed(c.Requests, line)
+	if ok {
+		s.Requests = &r
+	}
+	return ok
+}
+
+// parsed returns what a client's parser reads from a line, if the client has one.
+func parsed[T any](parse func(line string) (T, bool), line string) (value T, ok bool) {
+	if parse != nil {
+		return parse(line)
+	}
+	return value, false
+}
+
+// plus returns the files that previous clients and the running one could not store, nil if there are none.
+func (p previous) plus(u client.Unstored) *client.Unstored {
+	switch {
+	case u.Files == 0:
+		return p.unstored
+	case p.unstored != nil:
+		u.Files += p.unstored.Files
+	}
+	return &u
 }
 
 func (h *helper) exited(code int, signal string) {
@@ -302,8 +303,8 @@ func (h *helper) exited(code int, signal string) {
 	h.pgid = 0
 	h.status.State, h.status.ClientPID = StateExited, 0
 	h.status.ExitCode, h.status.Signal = code, signal
-	h.lastActivity = h.now()
-	h.endpoint.await(false)
+	h.lastActivity = h.options.now()
+	h.endpoint.setAwaited(notAwaited)
 	h.log.printf("client exited: %s", describe(code, signal))
 	h.recordEnd()
 	h.changeStatus()
@@ -311,7 +312,7 @@ func (h *helper) exited(code int, signal string) {
 
 // recordEnd writes how the last client exited. Call under mu.
 func (h *helper) recordEnd() {
-	end := End{Expected: h.status.Ending, Code: h.status.ExitCode, Signal: h.status.Signal, When: h.now().UTC(), Starts: h.status.Starts}
+	end := End{Expected: h.status.Ending, Code: h.status.ExitCode, Signal: h.status.Signal, When: h.options.now().UTC(), Starts: h.status.Starts}
 	if !end.Expected || end.Code != 0 {
 		end.Tail = h.tail.snapshot()
 		end.Reason = "the client exited " + describe(end.Code, end.Signal)
@@ -326,8 +327,8 @@ func (h *helper) recordEnd() {
 			end.Reason += " while it was mounted"
 		}
 	}
-	if err := writeEnd(h.dirs.state, end); err != nil {
-		h.log.printf("recording the client's exit failed: dir=%s: %v", h.dirs.state, err)
+	if err := writeEnd(h.mount.StateDir, end); err != nil {
+		h.log.printf("recording the client's exit failed: dir=%s: %v", h.mount.StateDir, err)
 	}
 }
 
@@ -351,7 +352,7 @@ func (h *helper) assign(a Assignment) error {
 	case h.quitting || h.stopping:
 		return fault.Errorf(fault.Precondition, "cannot take a mount: the helper is exiting")
 	}
-	h.unassigned, h.dirs = false, directories{a.StateDir, a.CacheDir}
+	h.unassigned, h.mount = false, a
 	h.log.printf("spare assigned: name=%s", a.Name)
 	h.changeStatus()
 	return nil
@@ -402,10 +403,8 @@ func (h *helper) flush() error {
 	return nil
 }
 
-// flushed records that the client has finished a flush, and begins the next one.
+// flushed records that the client has finished a flush, and begins the next one. Call under mu.
 func (h *helper) flushed(unsent int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
 	f := &h.status.Flush
 	if f.Done == f.Asked {
 		return // another process sent the signal

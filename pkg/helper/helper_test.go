@@ -26,7 +26,8 @@ func TestClientGetsItsDescriptorsAndEnvironmentAndNothingElse(t *testing.T) {
 		t.Fatalf("status after start: %+v", s)
 	}
 	fds := strings.Fields(r.says("fds "))
-	if len(fds) != 5 || fds[1] != "0=/dev/null" || !strings.HasPrefix(fds[2], "1=pipe:") || strings.TrimPrefix(fds[2], "1=") != strings.TrimPrefix(fds[3], "2=") || fds[4] != "3=/dev/null" {
+	if len(fds) != 5 || fds[1] != "0=/dev/null" || !strings.HasPrefix(fds[2], "1=pipe:") ||
+		strings.TrimPrefix(fds[2], "1=") != strings.TrimPrefix(fds[3], "2=") || fds[4] != "3=/dev/null" {
 		t.Errorf("descriptors: %v", fds)
 	}
 	if line := r.says("env /"); line != "env /dev/null" {
@@ -91,7 +92,7 @@ func TestExpectedExitIsRecordedAndTheHelperGoesOnceItWasRead(t *testing.T) {
 	}
 }
 
-func TestAHelperThatIsNotAskedExitsAfterTheEnd(t *testing.T) {
+func TestHelper_ExitsAfterTheEndWithoutRequests(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.run()
 		b.h.end()
@@ -105,13 +106,13 @@ func TestAHelperThatIsNotAskedExitsAfterTheEnd(t *testing.T) {
 		if took := time.Since(began); took != endGrace {
 			t.Errorf("it exited after %s", took)
 		}
-		if end, ok, err := ReadEnd(b.h.dirs.state); err != nil || !ok || !end.Expected {
+		if end, ok, err := ReadEnd(b.h.mount.StateDir); err != nil || !ok || !end.Expected {
 			t.Errorf("record: %+v, %v, %v", end, ok, err)
 		}
 	})
 }
 
-func TestAnUnusedHelperExits(t *testing.T) {
+func TestHelper_ExitsWhenUnused(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		began := time.Now()
 		<-b.ended
@@ -121,7 +122,7 @@ func TestAnUnusedHelperExits(t *testing.T) {
 	})
 }
 
-func TestAHelperStaysAfterAnUnexpectedExit(t *testing.T) {
+func TestHelper_StaysAfterAnUnexpectedExit(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.run()
 		b.h.exited(1, "")
@@ -132,7 +133,7 @@ func TestAHelperStaysAfterAnUnexpectedExit(t *testing.T) {
 	})
 }
 
-func TestNoClientStartsAfterEnd(t *testing.T) {
+func TestStart_IsRefusedAfterEnd(t *testing.T) {
 	r := newRig(t)
 	if err := r.peer.End(bounded(t)); err != nil {
 		t.Fatal(err)
@@ -146,7 +147,7 @@ func TestNoClientStartsAfterEnd(t *testing.T) {
 }
 
 // After an abnormal exit while the mount is ending, the helper stays until another client has exited cleanly.
-func TestAClientIsStartedAgainAfterAnAbnormalExitWhileEnding(t *testing.T) {
+func TestStart_IsAllowedAfterAnAbnormalExitWhileEnding(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.run()
 		b.h.exited(1, "")
@@ -161,7 +162,7 @@ func TestAClientIsStartedAgainAfterAnAbnormalExitWhileEnding(t *testing.T) {
 		if b.lives() {
 			t.Error("it stays")
 		}
-		if end, ok, err := ReadEnd(b.h.dirs.state); err != nil || !ok || !end.Expected || end.Code != 0 || end.Starts != 2 {
+		if end, ok, err := ReadEnd(b.h.mount.StateDir); err != nil || !ok || !end.Expected || end.Code != 0 || end.Starts != 2 {
 			t.Errorf("record: %+v, %v, %v", end, ok, err)
 		}
 	})
@@ -240,7 +241,7 @@ func TestQuitKillsTheClientAndWhatItStarted(t *testing.T) {
 	}
 }
 
-func TestClientsLeftoversDoNotDelayItsEnd(t *testing.T) {
+func TestClient_ChildrenDoNotDelayItsExit(t *testing.T) {
 	r := newRig(t)
 	r.start("child", "exit:3")
 	if s := r.until("the exit", exited); s.ExitCode != 3 {
@@ -262,7 +263,7 @@ func TestQueueIsReportedAndNotKeptAsOutput(t *testing.T) {
 }
 
 // A flush that was asked for while another was in progress begins after that, so it covers what was queued before it was asked for.
-func TestEveryFlushBeginsAfterItWasAskedFor(t *testing.T) {
+func TestFlush_BeginsAfterItsRequest(t *testing.T) {
 	r := newRig(t)
 	if _, err := r.peer.Flush(bounded(t)); !fault.Is(err, fault.Precondition) {
 		t.Errorf("without a client: %v", err)
@@ -292,7 +293,7 @@ func TestEveryFlushBeginsAfterItWasAskedFor(t *testing.T) {
 	}
 }
 
-func TestAClientWithoutFlushesIsNotSignalled(t *testing.T) {
+func TestFlush_IsRefusedForClientsWithoutFlushes(t *testing.T) {
 	r := newRig(t, func(o *options) {
 		o.lookup = func(name string) (client.Client, error) { return client.Client{Name: name}, nil }
 	})
@@ -308,7 +309,7 @@ func TestAClientWithoutFlushesIsNotSignalled(t *testing.T) {
 }
 
 // A helper that forgot its credentials has nothing to serve or to renew, until it gets others.
-func TestForgottenCredentialsAreServedNoMore(t *testing.T) {
+func TestForget_CredentialsAreNotServedAgain(t *testing.T) {
 	r := newRig(t)
 	r.start("wait:"+r.dir+"/go", "credentials", "wait:"+r.dir+"/again", "credentials", "wait:/nowhere")
 	if err := r.peer.Forget(bounded(t)); err != nil {
@@ -428,7 +429,7 @@ func TestNoDescriptorsAreLeaked(t *testing.T) {
 	for range 5 {
 		r.start("print:x", "exit:1")
 		r.until("the exit", exited)
-		if _, err := r.peer.Start(bounded(t), StartRequest{}, r.h.stderr); !fault.Is(err, fault.Invalid) {
+		if _, err := r.peer.Start(bounded(t), StartRequest{}, r.h.options.stderr); !fault.Is(err, fault.Invalid) {
 			t.Errorf("an empty command: %v", err)
 		}
 	}
@@ -441,7 +442,7 @@ func TestNoDescriptorsAreLeaked(t *testing.T) {
 	}
 }
 
-func TestEndRecordIsReadWithSuspicion(t *testing.T) {
+func TestReadEnd_RefusesLinksAndHugeFiles(t *testing.T) {
 	for name, plant := range map[string]func(path string) error{
 		"symlink":   func(p string) error { return os.Symlink("/etc/passwd", p) },
 		"fifo":      func(p string) error { return unix.Mkfifo(p, 0o600) },

@@ -10,7 +10,7 @@ import (
 
 // At a shutdown file systems are unmounted after all services have stopped. The helper must not wait for that once everything is
 // uploaded.
-func TestAHelperThatIsStoppedEndsAClientThatHasStoredEverything(t *testing.T) {
+func TestIdle_StoppedHelperKillsAClientWithAnEmptyQueue(t *testing.T) {
 	t.Parallel()
 	short := func(o *options) { o.idleQueue = 600 * time.Millisecond }
 	r := newRig(t, short)
@@ -21,13 +21,13 @@ func TestAHelperThatIsStoppedEndsAClientThatHasStoredEverything(t *testing.T) {
 	r.mustLive()
 	touch(t, r.dir+"/stored")
 	r.mustEnd()
-	end, ok, err := ReadEnd(r.h.dirs.state)
+	end, ok, err := ReadEnd(r.h.mount.StateDir)
 	if err != nil || !ok || end.Signal != "SIGKILL" || !strings.Contains(end.Reason, "it was idle") {
 		t.Errorf("record: %+v, %v, %v", end, ok, err)
 	}
 }
 
-func TestAClientThatSaysNothingIsEndedWhenItDoesNothing(t *testing.T) {
+func TestIdle_SilentClientIsKilledWhenItUsesNoCPU(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(o *options) { o.idleSilent = 600 * time.Millisecond })
 	r.start("wait:/nowhere")
@@ -37,7 +37,7 @@ func TestAClientThatSaysNothingIsEndedWhenItDoesNothing(t *testing.T) {
 	r.mustEnd()
 }
 
-func TestAClientAtWorkIsLeftAlone(t *testing.T) {
+func TestIdle_BusyClientIsNotKilled(t *testing.T) {
 	t.Parallel()
 	const idle = 3 * idleInterval
 	var looks atomic.Int64

@@ -297,7 +297,7 @@ func TestAnUnreadableExchangeProgramCannotBeCaughtAtItsStart(t *testing.T) {
 }
 
 // Where the program can be read, as in a developer's directory, one that is traced gets no order.
-func TestATracedExchangeProgramGetsNoOrder(t *testing.T) {
+func TestExchange_TracedProgramGetsNoOrder(t *testing.T) {
 	t.Parallel()
 	i := newIsolated(t, 0o755, "+slow")
 	s := i.start(testKeys, credentials.Order{})

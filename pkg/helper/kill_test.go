@@ -69,7 +69,7 @@ func TestKillWhileEndingLeavesTheHelperToFinish(t *testing.T) {
 	r.mustEnd()
 }
 
-func TestKillOfAHelperThatIsGone(t *testing.T) {
+func TestKill_ReportsAnExitedHelper(t *testing.T) {
 	err := NewPeer(Dial(filepath.Join(t.TempDir(), "sock"))).Kill(context.Background())
 	if !errors.Is(err, ErrGone) || fault.Is(err, fault.Unsupported) {
 		t.Errorf("%v, want ErrGone", err)

@@ -46,14 +46,12 @@ func (h *helper) serveUntilDone(ctx context.Context, signals <-chan os.Signal) b
 	defer look.Stop()
 	for {
 		_, changed := h.snapshot()
-		var timer *time.Timer
 		var expired <-chan time.Time
 		if wait, bounded := h.untilExit(); bounded {
 			if wait <= 0 {
 				return true
 			}
-			timer = time.NewTimer(wait)
-			expired = timer.C
+			expired = time.After(wait)
 		}
 		select {
 		case <-h.done:
@@ -76,9 +74,6 @@ func (h *helper) serveUntilDone(ctx context.Context, signals <-chan os.Signal) b
 		case <-overdue:
 			return false
 		}
-		if timer != nil {
-			timer.Stop()
-		}
 	}
 }
 
@@ -86,16 +81,16 @@ func (h *helper) serveUntilDone(ctx context.Context, signals <-chan os.Signal) b
 func (h *helper) untilExit() (wait time.Duration, bounded bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	idle := h.now().Sub(h.lastActivity)
+	idle := h.options.now().Sub(h.lastActivity)
 	switch {
 	case h.status.State == StateRunning:
 		return 0, false
 	case h.waiting > 0:
-		return h.idleLimit, true // check again then
+		return h.options.idleLimit, true // check again then
 	case h.status.Ending && !h.exitedAbnormally():
-		return h.endGrace - idle, true
+		return h.options.endGrace - idle, true
 	case h.status.State == StateIdle:
-		return h.idleLimit - idle, true
+		return h.options.idleLimit - idle, true
 	}
 	return 0, false
 }
@@ -121,12 +116,12 @@ type idleness struct {
 
 // idle checks the running client and reports whether it has been idle for long enough. Call under mu.
 func (h *helper) idle(i *idleness) bool {
-	now := h.now()
-	cpu, err := h.cpuTime(h.status.ClientPID)
-	q, limit := h.status.Queue, h.idleQueue
+	now := h.options.now()
+	cpu, err := h.options.cpuTime(h.status.ClientPID)
+	q, limit := h.status.Queue, h.options.idleQueue
 	busy := q != nil && (q.Uploads > 0 || q.Bytes > 0)
 	if q == nil {
-		busy, limit = cpu-i.cpu > idleCPU, h.idleSilent
+		busy, limit = cpu-i.cpu > idleCPU, h.options.idleSilent
 	}
 	if err != nil || busy || i.pid != h.status.ClientPID {
 		*i = idleness{h.status.ClientPID, now, cpu}

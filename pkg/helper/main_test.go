@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,17 +22,18 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	// Processes that tests start end with syscall.Exit: with go test -cover, os.Exit would write to their output.
 	if helpertest.IsClient() {
-		os.Exit(helpertest.Client())
+		syscall.Exit(helpertest.Client())
 	}
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case ExchangeMode:
-			os.Exit(standInExchange())
+			syscall.Exit(standInExchange())
 		case "helper":
-			os.Exit(realHelper())
+			syscall.Exit(realHelper())
 		case attackMode:
-			os.Exit(attack(os.Args[2], os.Args[3:]))
+			syscall.Exit(attack(os.Args[2], os.Args[3:]))
 		}
 	}
 	if flag.Parse(); flag.Lookup("test.fuzz").Value.String() != "" {
@@ -62,7 +64,8 @@ var testKeys = credentials.Keys{AccessKeyID: "AKIDCANARY", SecretAccessKey: "can
 // testOptions are those of a helper that needs no real mount.
 func testOptions(stateDir string, log *os.File) options {
 	return options{
-		stateDir: stateDir, stderr: log, now: time.Now, idleLimit: time.Minute, endGrace: time.Minute, idleQueue: time.Minute, idleSilent: time.Minute, cpuTime: proc.CPUTime,
+		args: Arguments{StateDir: stateDir}, stderr: log, now: time.Now, cpuTime: proc.CPUTime,
+		idleLimit: time.Minute, endGrace: time.Minute, idleQueue: time.Minute, idleSilent: time.Minute,
 		random:    func() float64 { return 0 },
 		checkFuse: func(*os.File) error { return nil },
 		lookup: func(name string) (client.Client, error) {
@@ -111,7 +114,10 @@ func newRig(t testing.TB, change ...func(*options)) *rig {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &rig{t: t, h: h, peer: NewPeer(Dial(socket)), dir: state, socket: socket, program: program, signals: make(chan os.Signal, 1), cancel: cancel, ended: make(chan struct{})}
+	r := &rig{
+		t: t, h: h, peer: NewPeer(Dial(socket)), dir: state, socket: socket, program: program,
+		signals: make(chan os.Signal, 1), cancel: cancel, ended: make(chan struct{}),
+	}
 	go func() {
 		defer close(r.ended)
 		h.run(ctx, l.(*net.UnixListener), uint32(os.Getuid()), r.signals)

@@ -136,7 +136,7 @@ func explain(ctx context.Context, op string, err error) error {
 // exchange takes and returns pointers, because a goroutine for each mount waits in it: with large frames its stack would have 16 KiB
 // instead of 8.
 func (p *Peer) exchange(ctx context.Context, req *request, f *os.File) (*Status, error) {
-	req.Protocol = req.lowestProtocol()
+	req.Protocol = ProtocolVersion
 	message, err := encode(req)
 	if err != nil {
 		return nil, err

@@ -3,9 +3,9 @@ package helper
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -30,9 +30,8 @@ type run struct {
 	output  *os.File
 }
 
-// startProcess starts a client in "/", in a process group of its own, with /dev/null as stdin, a pipe for its output, the FUSE
-// descriptor as client.FuseFD, or fusermount.FuseFD, and no other descriptor. extra overrides the command's environment. It returns when the
-// program has been executed.
+// startProcess starts a client in "/", in a process group of its own, with /dev/null as stdin, a pipe for its output, the FUSE descriptor
+// as client.FuseFD, or fusermount.FuseFD, and no other descriptor. It returns when the program has been executed.
 func startProcess(c client.Command, extra []string, fuse *os.File) (*run, error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -70,36 +69,25 @@ func startProcess(c client.Command, extra []string, fuse *os.File) (*run, error)
 // the environment in which it finds them.
 func prepareFusermount(stateDir, program string) ([]string, error) {
 	bin := filepath.Join(stateDir, "bin")
-	for _, dir := range []string{bin, filepath.Join(stateDir, client.Mountpoint)} {
-		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, err
-		}
+	if err := errors.Join(os.MkdirAll(bin, 0o700), os.MkdirAll(filepath.Join(stateDir, client.Mountpoint), 0o700)); err != nil {
+		return nil, err
 	}
 	for _, name := range fusermount.Names() {
 		link := filepath.Join(bin, name)
-		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-		if err := os.Symlink(program, link); err != nil {
+		if err := errors.Join(os.RemoveAll(link), os.Symlink(program, link)); err != nil {
 			return nil, err
 		}
 	}
 	return []string{"PATH=" + bin}, nil
 }
 
+// environment returns base with extra, which replaces variables of the same names.
 func environment(base, extra []string) []string {
-	ours := make(map[string]bool, len(extra))
-	for _, s := range extra {
-		name, _, _ := strings.Cut(s, "=")
-		ours[name] = true
+	replaced := func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return slices.ContainsFunc(extra, func(e string) bool { return strings.HasPrefix(e, name+"=") })
 	}
-	env := make([]string, 0, len(base)+len(extra))
-	for _, s := range base {
-		if name, _, _ := strings.Cut(s, "="); !ours[name] {
-			env = append(env, s)
-		}
-	}
-	return append(env, extra...)
+	return append(slices.DeleteFunc(slices.Clone(base), replaced), extra...)
 }
 
 // wait reads the client's output until it has exited and returns its exit code, or -1 and the name of the signal that killed

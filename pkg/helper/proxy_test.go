@@ -26,13 +26,6 @@ func TestAClientHasTheCredentialsOfItsProxy(t *testing.T) {
 	}
 }
 
-// A helper that does not know these credentials would start a client that the proxy refuses.
-func TestCredentialsOfAProxyNeedAHelperThatKnowsThem(t *testing.T) {
-	if got := (request{Op: opStart, Start: &StartRequest{}, Proxy: "a:b"}).lowestProtocol(); got != 4 {
-		t.Errorf("they need protocol %d", got)
-	}
-}
-
 func TestASessionIsMadeThroughTheProxyOnly(t *testing.T) {
 	order := credentials.Order{STS: credentials.STSService{Endpoint: "https://sts.example:8443"}, AgentURI: "http://169.254.170.23/v1/credentials"}
 	if got := exchangeSandbox("/program", order).Ports; !slices.Equal(got, []uint16{8443, 80}) {

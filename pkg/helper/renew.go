@@ -16,22 +16,19 @@ func (h *helper) renew(ctx context.Context) {
 	for {
 		j, begin, wait := h.nextJob()
 		if begin {
-			keys, err := h.exchange(ctx, j.order)
+			keys, err := h.options.exchange(ctx, j.order)
 			if ctx.Err() != nil {
 				return
 			}
 			h.jobEnded(j, keys, err)
 			continue
 		}
-		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return
 		case <-h.wake:
-		case <-timer.C:
+		case <-time.After(wait):
 		}
-		timer.Stop()
 	}
 }
 
@@ -39,27 +36,27 @@ func (h *helper) renew(ctx context.Context) {
 func (h *helper) nextJob() (j job, begin bool, wait time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now := h.now()
-	h.scrub.forget(now)
+	now := h.options.now()
+	h.scrub.dropRetired(now)
 	if h.status.Ending && h.status.State != StateRunning {
 		return job{}, false, maxWait // no client needs a session; a start wakes renew
 	}
-	if h.session.expire(now) {
+	if h.session.noteExpiry(now) {
 		h.logExpired()
 		h.changeStatus()
 	}
-	return h.session.next(now)
+	return h.session.nextAttempt(now)
 }
 
 // logExpired logs that the client's session has expired. Call under mu.
 func (h *helper) logExpired() {
 	s := &h.session
-	at := s.ends.UTC().Format(time.RFC3339)
+	at := stamp(s.ends)
 	switch {
 	case s.order.IsZero():
 		h.log.printf("credentials expired: at=%s, no order to renew them", at)
 	case s.err != nil:
-		h.log.printf("session expired: at=%s, renewal failing since %s: %v", at, s.since.UTC().Format(time.RFC3339), s.err)
+		h.log.printf("session expired: at=%s, renewal failing since %s: %v", at, stamp(s.since), s.err)
 	default:
 		h.log.printf("session expired: at=%s, renewal in progress", at)
 	}
@@ -67,20 +64,20 @@ func (h *helper) logExpired() {
 
 func (h *helper) jobEnded(j job, keys credentials.Keys, err error) {
 	if err != nil {
-		err = fault.Errorf(fault.KindOf(err), "%s", shorten(h.scrub.scrub(clean([]byte(err.Error())), false)))
+		err = fault.Errorf(fault.KindOf(err), "%s", shorten(h.scrub.scrub(clean([]byte(err.Error())))))
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now := h.now()
-	out := h.session.ended(now, j, keys, err)
+	now := h.options.now()
+	out := h.session.recordAttempt(now, j, keys, err)
 	switch {
 	case out.taken:
-		h.scrub.hold(now, "session", keys.SecretAccessKey, keys.SessionToken)
+		h.scrub.setSecrets(now, "session", keys.SecretAccessKey, keys.SessionToken)
 		h.serveSession()
 		if !out.failed.IsZero() {
-			h.log.printf("session renewed: until=%s, renewal had failed since %s", keys.Expires.UTC().Format(time.RFC3339), out.failed.UTC().Format(time.RFC3339))
+			h.log.printf("session renewed: until=%s, renewal had failed since %s", stamp(keys.Expires), stamp(out.failed))
 		} else if keys.Expires.IsZero() || keys.Expires.Sub(now) > loggedLife {
-			h.log.printf("session renewed: until=%s", keys.Expires.UTC().Format(time.RFC3339))
+			h.log.printf("session renewed: until=%s", stamp(keys.Expires))
 		}
 	case out.changed:
 		h.log.printf("session renewal failed, retrying: %v", h.session.err)
@@ -89,7 +86,7 @@ func (h *helper) jobEnded(j job, keys credentials.Keys, err error) {
 		h.changeStatus()
 	}
 	if !out.taken {
-		h.endpoint.release()
+		h.endpoint.wakeRequests()
 	}
 }
 
@@ -101,11 +98,11 @@ func (h *helper) updateSession(keys credentials.Keys, order credentials.Order) e
 	if keys.IsZero() && order.IsZero() {
 		return fault.Errorf(fault.Invalid, "the request has neither keys nor an order")
 	}
-	now := h.now()
+	now := h.options.now()
 	if !keys.IsZero() {
-		h.scrub.hold(now, "session", keys.SecretAccessKey, keys.SessionToken)
+		h.scrub.setSecrets(now, "session", keys.SecretAccessKey, keys.SessionToken)
 	}
-	h.scrub.hold(now, "order", order.Secrets()...)
+	h.scrub.setSecrets(now, "order", order.Secrets()...)
 	h.session.update(now, keys, order)
 	h.serveSession()
 	return nil
@@ -113,7 +110,7 @@ func (h *helper) updateSession(keys credentials.Keys, order credentials.Order) e
 
 // serveSession passes the session to the endpoint and wakes renew. Call under mu.
 func (h *helper) serveSession() {
-	h.endpoint.set(h.session.keys, h.session.ends)
+	h.endpoint.setKeys(h.session.keys, h.session.ends)
 	h.wakeRenewal()
 }
 
@@ -129,5 +126,5 @@ func (h *helper) sessionMissing() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.wakeRenewal()
-	return h.session.asked(h.now())
+	return h.session.noteDemand(h.options.now())
 }

@@ -38,7 +38,9 @@ func (s *tokenService) make(ctx context.Context, o credentials.Order) (credentia
 	if err != nil {
 		return credentials.Keys{}, err
 	}
-	return credentials.Keys{AccessKeyID: "AKIDMADE" + string(rune('0'+n%10)), SecretAccessKey: "canary-made-secret", SessionToken: "canary-made-token", Expires: time.Now().Add(life)}, nil
+	return credentials.Keys{
+		AccessKeyID: "AKIDMADE" + string(rune('0'+n%10)), SecretAccessKey: "canary-made-secret", SessionToken: "canary-made-token", Expires: time.Now().Add(life),
+	}, nil
 }
 
 func (s *tokenService) set(change func()) {
@@ -162,7 +164,7 @@ func TestAnOutageOfTheServiceExpiresNoSessionEarly(t *testing.T) {
 	})
 }
 
-func TestARequestWaitsForTheSessionInTheMaking(t *testing.T) {
+func TestRenewal_RequestWaitsForTheAttemptInProgress(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.svc.hold = make(chan struct{})
 		b.start(0, testOrder)
@@ -181,7 +183,7 @@ func TestARequestWaitsForTheSessionInTheMaking(t *testing.T) {
 	})
 }
 
-func TestAFailureIsAnsweredAtOnce(t *testing.T) {
+func TestRenewal_FailureIsAnsweredAtOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.svc.err, b.svc.hold = fault.Errorf(fault.Denied, "no"), make(chan struct{})
 		b.start(0, testOrder)
@@ -195,7 +197,7 @@ func TestAFailureIsAnsweredAtOnce(t *testing.T) {
 	})
 }
 
-func TestANewTokenIsUsedAtOnceAfterAFailure(t *testing.T) {
+func TestRenewal_NewTokenIsUsedAtOnceAfterAFailure(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.svc.err = fault.Errorf(fault.Unauthenticated, "the token has expired")
 		b.start(time.Minute, testOrder)
@@ -217,7 +219,7 @@ func TestANewTokenIsUsedAtOnceAfterAFailure(t *testing.T) {
 	})
 }
 
-func TestADrainingMountKeepsItsSessionUntilTheClientHasExited(t *testing.T) {
+func TestRenewal_ContinuesWhileTheMountDrains(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.start(time.Hour, testOrder)
 		b.h.end()
@@ -239,7 +241,7 @@ func TestADrainingMountKeepsItsSessionUntilTheClientHasExited(t *testing.T) {
 }
 
 // A client that continues the work of one that crashed has a session at once.
-func TestARestartedClientHasASession(t *testing.T) {
+func TestRenewal_RestartedClientHasASession(t *testing.T) {
 	for name, end := range map[string]bool{"while it is mounted": false, "while it is ending": true} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bubble) {
@@ -263,7 +265,7 @@ func TestARestartedClientHasASession(t *testing.T) {
 	}
 }
 
-func TestASignalDoesNotStopRenewalsOfARunningClient(t *testing.T) {
+func TestRenewal_SignalDoesNotStopIt(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.start(time.Hour, testOrder)
 		b.signals <- syscall.SIGTERM

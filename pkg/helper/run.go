@@ -65,14 +65,6 @@ func parse(args []string) (a Arguments, err error) {
 	return a, nil
 }
 
-// writable returns the directories that belong to the mount.
-func (a Arguments) writable() []string {
-	if a.CacheDir == "" {
-		return []string{a.StateDir}
-	}
-	return []string{a.StateDir, a.CacheDir}
-}
-
 // CommandLine returns the command line of a helper, without the program.
 func (a Arguments) CommandLine() []string {
 	args := []string{"helper", "--name", a.Name, "--state-dir", a.StateDir}
@@ -115,9 +107,9 @@ func Run(ctx context.Context, program Program, args []string) error {
 		return fmt.Errorf("helper %s: descriptor 0: %w", a.Name, err)
 	}
 	o := options{
-		callers:  callers,
-		stateDir: a.StateDir, cacheDir: a.CacheDir, landlock: a.Landlock, spare: a.Spare,
-		version: program.Version, random: rand.Float64, stderr: os.Stderr, now: time.Now, lookup: client.Get, checkFuse: checkFuse, idleLimit: idleLimit, endGrace: endGrace, idleQueue: idleQueue, idleSilent: idleSilent, cpuTime: proc.CPUTime,
+		args: a, callers: callers, version: program.Version, stderr: os.Stderr,
+		random: rand.Float64, now: time.Now, lookup: client.Get, checkFuse: checkFuse, cpuTime: proc.CPUTime,
+		idleLimit: idleLimit, endGrace: endGrace, idleQueue: idleQueue, idleSilent: idleSilent,
 	}
 	o.exchange = newExchanger(program.Exchange, o.restricted).make
 	h, err := newHelper(o)

@@ -20,12 +20,12 @@ func Restrict(args []string) error {
 	if err != nil || !a.Landlock {
 		return err
 	}
-	return sandbox.Helper(a.writable()...).Restrict()
+	return sandbox.Helper(Assignment{a.Name, a.StateDir, a.CacheDir}.Directories()...).Restrict()
 }
 
 // restricted calls start, which starts a process, within the sandbox of that process.
 func (o options) restricted(c sandbox.Child, start func() error) error {
-	if !o.landlock {
+	if !o.args.Landlock {
 		return start()
 	}
 	return c.Policy().Run(start)
@@ -33,13 +33,10 @@ func (o options) restricted(c sandbox.Child, start func() error) error {
 
 // clientSandbox returns what a client may reach: its service, its directories, and the credential endpoint if it uses that. Call under mu.
 func (h *helper) clientSandbox(c client.Command) sandbox.Child {
-	s := sandbox.Child{Programs: []string{c.Argv[0]}, Files: c.Files, Writable: []string{h.dirs.state}}
+	s := sandbox.Child{Programs: []string{c.Argv[0]}, Files: c.Files, Writable: h.mount.Directories()}
 	if c.Fusermount != "" {
 		s.Programs = append(s.Programs, c.Fusermount)
 		s.Without = fusermount.Names() // libfuse executes those of the host before it looks into PATH
-	}
-	if h.dirs.cache != "" {
-		s.Writable = append(s.Writable, h.dirs.cache)
 	}
 	if c.Ports != nil {
 		s.Ports = slices.Clone(c.Ports)

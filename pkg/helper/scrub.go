@@ -2,6 +2,7 @@ package helper
 
 import (
 	"fmt"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -29,8 +30,8 @@ type retiredSecret struct {
 	until time.Time
 }
 
-// hold sets the secrets of an owner. Its previous secrets are retired.
-func (s *scrubber) hold(now time.Time, owner string, secrets ...string) {
+// setSecrets sets the secrets of an owner. Its previous secrets are retired.
+func (s *scrubber) setSecrets(now time.Time, owner string, secrets ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.held == nil {
@@ -39,12 +40,8 @@ func (s *scrubber) hold(now time.Time, owner string, secrets ...string) {
 	before := s.held[owner]
 	var texts []string
 	for _, secret := range secrets {
-		if secret == "" {
-			continue
-		}
-		texts = append(texts, secret)
-		if e := percentEncode(secret); e != secret {
-			texts = append(texts, e)
+		if secret != "" { // the longer ones first, of which the others are parts
+			texts = append(texts, secret, percentEncode(secret))
 		}
 	}
 	s.held[owner] = texts
@@ -53,30 +50,28 @@ func (s *scrubber) hold(now time.Time, owner string, secrets ...string) {
 			s.retired = append(s.retired, retiredSecret{text, now.Add(retiredAge)})
 		}
 	}
-	if n := len(s.retired) - maxRetired; n > 0 {
-		s.retired = slices.Delete(s.retired, 0, n)
-	}
+	s.retired = s.retired[max(0, len(s.retired)-maxRetired):]
 }
 
-func (s *scrubber) forget(now time.Time) {
+func (s *scrubber) dropRetired(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := 0
-	for n < len(s.retired) && !now.Before(s.retired[n].until) {
-		n++
-	}
-	s.retired = slices.Delete(s.retired, 0, n)
+	s.retired = slices.DeleteFunc(s.retired, func(r retiredSecret) bool { return !now.Before(r.until) })
 }
 
-// scrub returns line without known secrets. If the end of the line was cut off, it also removes the beginning of a secret at
-// the end.
-func (s *scrubber) scrub(line string, cut bool) string {
+// scrub returns line without known secrets.
+func (s *scrubber) scrub(line string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.each(func(secret string) { line = strings.ReplaceAll(line, secret, redacted) })
-	if !cut {
-		return line
-	}
+	return line
+}
+
+// scrubCut is scrub for a line whose end was cut off: it also removes the beginning of a secret at the end.
+func (s *scrubber) scrubCut(line string) string {
+	line = s.scrub(line)
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.each(func(secret string) {
 		for n := min(len(secret)-1, len(line)); n >= 4; n-- {
 			if strings.HasSuffix(line, secret[:n]) {
@@ -101,21 +96,7 @@ func (s *scrubber) each(fn func(secret string)) {
 }
 
 // percentEncode returns a secret as it appears in the query of a URL; session tokens contain "+", "/" and "=".
-func percentEncode(s string) string {
-	const hex = "0123456789ABCDEF"
-	var b strings.Builder
-	for i := range len(s) {
-		c := s[i]
-		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("-._~", c) >= 0 {
-			b.WriteByte(c)
-		} else {
-			b.WriteByte('%')
-			b.WriteByte(hex[c>>4])
-			b.WriteByte(hex[c&15])
-		}
-	}
-	return b.String()
-}
+func percentEncode(s string) string { return strings.ReplaceAll(url.QueryEscape(s), "+", "%20") }
 
 // maxLog bounds the helper's log in bytes if it is a regular file, as with the process launcher (usually on a tmpfs). A journal
 // has limits of its own.
@@ -140,14 +121,14 @@ func newLogger(out *os.File, scrub *scrubber, now func() time.Time) *logger {
 }
 
 func (l *logger) printf(format string, args ...any) {
-	l.line(l.scrub.scrub(clean(fmt.Appendf(nil, format, args...)), false))
+	l.line(l.scrub.scrub(clean(fmt.Appendf(nil, format, args...))))
 }
 
 // line writes a line that is cleaned and scrubbed. Errors are ignored: a log failure must not affect the mount.
 func (l *logger) line(text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	stamp := l.now().UTC().Format(time.RFC3339)
+	stamp := stamp(l.now())
 	if l.regular && l.size > maxLog {
 		// The launcher opened it for appending, so the next line is written at the start.
 		if l.out.Truncate(0) == nil {

@@ -148,7 +148,8 @@ func (h *helper) handle(ctx context.Context, conn *net.UnixConn, req request, fu
 	case opQuit:
 		return nil // after the answer is sent
 	}
-	return fault.Errorf(fault.Unsupported, "this helper was started by an older driver and does not support the request %.20q; unpublish and republish the volume", req.Op)
+	return fault.Errorf(fault.Unsupported, "this helper was started by an older driver and does not support the request %.20q; "+
+		"unpublish and republish the volume", req.Op)
 }
 
 // await returns when the revision differs from since, or the helper exits.

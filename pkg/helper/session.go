@@ -68,7 +68,7 @@ func (s *session) update(now time.Time, keys credentials.Keys, order credentials
 	if !keys.IsZero() {
 		s.keysVersion++
 		s.order, s.digest = credentials.Order{}, ""
-		s.take(now, keys)
+		s.setKeys(now, keys)
 	}
 	if order.IsZero() {
 		return
@@ -77,8 +77,8 @@ func (s *session) update(now time.Time, keys credentials.Keys, order credentials
 	s.order, s.digest = order, order.Digest(s.salt)
 	switch {
 	case !keys.IsZero():
-		s.plan(now)
-	case first || s.failuresInRow > 0 || s.over(now):
+		s.planRenewal(now)
+	case first || s.failuresInRow > 0 || s.hasExpired(now):
 		s.failuresInRow, s.due = 0, now
 	}
 }
@@ -88,11 +88,11 @@ func (s *session) forget() {
 	s.keysVersion++
 	s.orderVersion++
 	s.order, s.digest = credentials.Order{}, ""
-	s.take(s.made, credentials.Keys{})
+	s.setKeys(s.made, credentials.Keys{})
 }
 
-// take makes keys the session. It plans no attempt.
-func (s *session) take(now time.Time, keys credentials.Keys) {
+// setKeys makes keys the session. It plans no attempt.
+func (s *session) setKeys(now time.Time, keys credentials.Keys) {
 	s.keys, s.made, s.ends, s.expired = keys, now, time.Time{}, false
 	if !keys.Expires.IsZero() {
 		s.ends = now.Add(keys.Expires.Sub(now.Round(0)))
@@ -100,8 +100,8 @@ func (s *session) take(now time.Time, keys credentials.Keys) {
 	s.failuresInRow, s.err, s.since, s.due = 0, nil, time.Time{}, time.Time{}
 }
 
-// plan sets when the session that was just taken is renewed.
-func (s *session) plan(now time.Time) {
+// planRenewal sets when the session that was just taken is renewed.
+func (s *session) planRenewal(now time.Time) {
 	if s.ends.IsZero() {
 		return
 	}
@@ -109,13 +109,13 @@ func (s *session) plan(now time.Time) {
 	s.due = now.Add(max(renewLeast, time.Duration(part*float64(s.ends.Sub(now)))))
 }
 
-// over reports whether the client has no valid session.
-func (s *session) over(now time.Time) bool {
+// hasExpired reports whether the client has no valid session.
+func (s *session) hasExpired(now time.Time) bool {
 	return s.keys.IsZero() || !s.ends.IsZero() && !now.Before(s.ends)
 }
 
-// next returns the attempt to start now, if one is due, and otherwise how long to wait.
-func (s *session) next(now time.Time) (j job, begin bool, wait time.Duration) {
+// nextAttempt returns the attempt to start now, if one is due, and otherwise how long to wait.
+func (s *session) nextAttempt(now time.Time) (j job, begin bool, wait time.Duration) {
 	wait = maxWait
 	if !s.ends.IsZero() && !s.expired {
 		wait = min(wait, s.ends.Sub(now))
@@ -136,18 +136,18 @@ type outcome struct {
 	changed bool      // it differs from the previous outcome
 }
 
-func (s *session) ended(now time.Time, j job, keys credentials.Keys, err error) outcome {
+func (s *session) recordAttempt(now time.Time, j job, keys credentials.Keys, err error) outcome {
 	s.running, s.tried = false, now
 	if j.keysVersion != s.keysVersion {
 		return outcome{}
 	}
 	if err == nil {
-		err = usable(now, keys)
+		err = checkUsable(now, keys)
 	}
 	if err == nil {
 		failed := s.since
-		s.take(now, keys)
-		s.plan(now)
+		s.setKeys(now, keys)
+		s.planRenewal(now)
 		s.renewals++
 		return outcome{taken: true, failed: failed, changed: true}
 	}
@@ -191,20 +191,22 @@ func shape(text string) string {
 	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return strings.ContainsAny(w, "0123456789") }), " ")
 }
 
-// usable refuses incomplete and expired keys.
-func usable(now time.Time, keys credentials.Keys) error {
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// checkUsable refuses incomplete and expired keys.
+func checkUsable(now time.Time, keys credentials.Keys) error {
 	switch {
 	case keys.AccessKeyID == "" || keys.SecretAccessKey == "":
 		return fault.Errorf(fault.Unknown, "the exchange program returned no keys")
 	case !keys.Expires.IsZero() && !keys.Expires.After(now):
-		return fault.Errorf(fault.Unavailable, "the new session already expired at %s; check the clocks of this host and of the token service", keys.Expires.UTC().Format(time.RFC3339))
+		return fault.Errorf(fault.Unavailable, "the new session already expired at %s; check the clocks of this host and of the token service", stamp(keys.Expires))
 	}
 	return nil
 }
 
-// asked records that the client requested credentials without a valid session, and reports whether one is expected soon.
-func (s *session) asked(now time.Time) bool {
-	if s.order.IsZero() || !s.over(now) {
+// noteDemand records that the client requested credentials without a valid session, and reports whether one is expected soon.
+func (s *session) noteDemand(now time.Time) bool {
+	if s.order.IsZero() || !s.hasExpired(now) {
 		return false
 	}
 	if s.running {
@@ -227,14 +229,14 @@ func (s *session) asked(now time.Time) bool {
 	return s.due.Sub(now) <= soon
 }
 
-// expire reports once that the session has expired.
-func (s *session) expire(now time.Time) bool {
-	if s.expired || s.keys.IsZero() || !s.over(now) {
+// noteExpiry reports once that the session has expired.
+func (s *session) noteExpiry(now time.Time) bool {
+	if s.expired || s.keys.IsZero() || !s.hasExpired(now) {
 		return false
 	}
 	s.expired = true
 	if s.err == nil && s.order.IsZero() {
-		s.err = fault.Errorf(fault.Unauthenticated, "the credentials expired at %s and were not replaced", s.ends.UTC().Format(time.RFC3339))
+		s.err = fault.Errorf(fault.Unauthenticated, "the credentials expired at %s and were not replaced", stamp(s.ends))
 		s.since = s.ends
 	}
 	return true
@@ -243,7 +245,7 @@ func (s *session) expire(now time.Time) bool {
 func (s *session) status(now time.Time) *SessionStatus {
 	st := &SessionStatus{
 		Expires: s.keys.Expires, Renewals: s.renewals, Failures: s.failures, OrderDigest: s.digest, Salt: s.salt,
-		Over: s.over(now) && (!s.keys.IsZero() || !s.order.IsZero()),
+		Over: s.hasExpired(now) && (!s.keys.IsZero() || !s.order.IsZero()),
 	}
 	if !s.keys.IsZero() {
 		st.Made = s.made.Round(0)

@@ -30,7 +30,7 @@ func (c *clocked) keys(name string, life time.Duration) credentials.Keys {
 // begin sees that an attempt begins now.
 func (c *clocked) begin() job {
 	c.t.Helper()
-	j, begin, wait := c.next(c.now)
+	j, begin, wait := c.nextAttempt(c.now)
 	if !begin {
 		c.t.Fatalf("no attempt at %s, the next look in %s", c.now.Format(time.TimeOnly), wait)
 	}
@@ -40,7 +40,7 @@ func (c *clocked) begin() job {
 // idle checks that no attempt is due, and returns how long to wait.
 func (c *clocked) idle() time.Duration {
 	c.t.Helper()
-	_, begin, wait := c.next(c.now)
+	_, begin, wait := c.nextAttempt(c.now)
 	if begin {
 		c.t.Fatalf("an attempt at %s", c.now.Format(time.TimeOnly))
 	}
@@ -52,8 +52,8 @@ func (c *clocked) untilAttempt() (job, time.Duration) {
 	c.t.Helper()
 	from := c.now
 	for range 3000 {
-		c.expire(c.now)
-		j, begin, wait := c.next(c.now)
+		c.noteExpiry(c.now)
+		j, begin, wait := c.nextAttempt(c.now)
 		if begin {
 			return j, c.now.Sub(from)
 		}
@@ -66,7 +66,7 @@ func (c *clocked) untilAttempt() (job, time.Duration) {
 	return job{}, 0
 }
 
-func TestSessionsAreRenewedInTheMiddleOfTheirLives(t *testing.T) {
+func TestSession_IsRenewedInTheMiddleOfItsValidity(t *testing.T) {
 	for _, life := range []time.Duration{time.Second, 2 * time.Second, 5 * time.Second, 15 * time.Minute, time.Hour, 36 * time.Hour} {
 		for _, random := range []float64{0, 0.5, math.Nextafter(1, 0)} {
 			c := newClocked(t)
@@ -77,10 +77,10 @@ func TestSessionsAreRenewedInTheMiddleOfTheirLives(t *testing.T) {
 				if part := float64(after) / float64(life); part < 0.5 || part > 0.66 {
 					t.Errorf("a session of %s is renewed after %s", life, after)
 				}
-				if c.over(c.now) {
+				if c.hasExpired(c.now) {
 					t.Errorf("a session of %s is over before it is renewed", life)
 				}
-				if out := c.ended(c.now, j, c.keys("next", life), nil); !out.taken || !out.failed.IsZero() || c.session.keys.AccessKeyID != "next" {
+				if out := c.recordAttempt(c.now, j, c.keys("next", life), nil); !out.taken || !out.failed.IsZero() || c.session.keys.AccessKeyID != "next" {
 					t.Errorf("outcome: %+v", out)
 				}
 			}
@@ -99,7 +99,7 @@ func TestKeysWithoutEndAreNotRenewed(t *testing.T) {
 		}
 		c.now = c.now.Add(time.Hour)
 	}
-	if c.over(c.now) || c.expire(c.now) {
+	if c.hasExpired(c.now) || c.noteExpiry(c.now) {
 		t.Error("they ended")
 	}
 }
@@ -110,14 +110,14 @@ func (c *clocked) failTimes(n int, err error) (pauses []time.Duration) {
 	for range n {
 		j, after := c.untilAttempt()
 		pauses = append(pauses, after)
-		if out := c.ended(c.now, j, credentials.Keys{}, err); out.taken {
+		if out := c.recordAttempt(c.now, j, credentials.Keys{}, err); out.taken {
 			c.t.Fatal("a failure is no session")
 		}
 	}
 	return pauses
 }
 
-func TestFailuresAreRepeatedQuicklyAtFirstAndRefusalsSlower(t *testing.T) {
+func TestSession_RefusalsAreRetriedMoreSlowlyThanFailures(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err         error
 		first, most time.Duration
@@ -149,18 +149,18 @@ func TestFailuresAreRepeatedQuicklyAtFirstAndRefusalsSlower(t *testing.T) {
 	}
 }
 
-func TestTheOldSessionIsServedWhileItIsValidAndItsEndIsNoticedOnce(t *testing.T) {
+func TestSession_OldSessionIsServedUntilItExpires(t *testing.T) {
 	c := newClocked(t)
 	began := c.now
 	c.update(c.now, c.keys("a", time.Hour), testOrder)
 	down := fault.Errorf(fault.Unavailable, "the service is down")
 	expired := 0
 	for c.now.Before(began.Add(3 * time.Hour)) {
-		j, _, wait := c.next(c.now)
+		j, _, wait := c.nextAttempt(c.now)
 		switch {
 		case j.order.Kind != "":
-			c.ended(c.now, j, credentials.Keys{}, down)
-		case c.expire(c.now):
+			c.recordAttempt(c.now, j, credentials.Keys{}, down)
+		case c.noteExpiry(c.now):
 			expired++
 			if !c.now.Equal(began.Add(time.Hour)) {
 				t.Errorf("the end is noticed at %s", c.now)
@@ -168,8 +168,8 @@ func TestTheOldSessionIsServedWhileItIsValidAndItsEndIsNoticedOnce(t *testing.T)
 		default:
 			c.now = c.now.Add(wait)
 		}
-		if c.over(c.now) != !c.now.Before(began.Add(time.Hour)) {
-			t.Fatalf("at %s: over %v", c.now, c.over(c.now))
+		if c.hasExpired(c.now) != !c.now.Before(began.Add(time.Hour)) {
+			t.Fatalf("at %s: over %v", c.now, c.hasExpired(c.now))
 		}
 	}
 	s := c.status(c.now)
@@ -181,18 +181,18 @@ func TestTheOldSessionIsServedWhileItIsValidAndItsEndIsNoticedOnce(t *testing.T)
 	if after > retryMost {
 		t.Errorf("the next attempt comes after %s", after)
 	}
-	out := c.ended(c.now, j, c.keys("b", time.Minute), nil)
+	out := c.recordAttempt(c.now, j, c.keys("b", time.Minute), nil)
 	s = c.status(c.now)
 	if !out.taken || out.failed.IsZero() || s.Over || s.Error != "" || s.Kind != "" || !s.FailedSince.IsZero() || s.Renewals != 1 {
 		t.Errorf("%+v, %+v", out, s)
 	}
 	c.now = c.now.Add(time.Minute)
-	if !c.expire(c.now) || c.expire(c.now) {
+	if !c.noteExpiry(c.now) || c.noteExpiry(c.now) {
 		t.Error("the second end")
 	}
 }
 
-func TestAServiceThatIsBackBeforeTheEndIsBackInTime(t *testing.T) {
+func TestSession_RecoveryBeforeExpiryIsUsedInTime(t *testing.T) {
 	for _, life := range []time.Duration{3 * time.Second, 15 * time.Minute, 12 * time.Hour} {
 		c := newClocked(t)
 		c.random = func() float64 { return math.Nextafter(1, 0) }
@@ -201,16 +201,16 @@ func TestAServiceThatIsBackBeforeTheEndIsBackInTime(t *testing.T) {
 		c.update(c.now, c.keys("a", life), testOrder)
 		attempts := 0
 		for j, _ := c.untilAttempt(); c.now.Before(back); j, _ = c.untilAttempt() {
-			c.ended(c.now, j, credentials.Keys{}, fault.Errorf(fault.Unavailable, "down"))
+			c.recordAttempt(c.now, j, credentials.Keys{}, fault.Errorf(fault.Unavailable, "down"))
 			attempts++
 		}
-		if c.over(c.now) {
+		if c.hasExpired(c.now) {
 			t.Errorf("a session of %s: after %d attempts the service was back %s before the end, and no attempt was made", life, attempts, end.Sub(back))
 		}
 	}
 }
 
-func TestANewOrderIsTriedAtOnceOnlyWhereTheSessionIsInTrouble(t *testing.T) {
+func TestSession_NewOrderIsUsedAtOnceOnlyAfterFailures(t *testing.T) {
 	other := testOrder
 	other.Token = "another"
 	t.Run("all is well", func(t *testing.T) {
@@ -236,7 +236,7 @@ func TestANewOrderIsTriedAtOnceOnlyWhereTheSessionIsInTrouble(t *testing.T) {
 			t.Error("the old order is tried")
 		}
 		// The count of failures starts again; their start time stays.
-		c.ended(c.now, j, credentials.Keys{}, fault.Errorf(fault.Unauthenticated, "expired"))
+		c.recordAttempt(c.now, j, credentials.Keys{}, fault.Errorf(fault.Unauthenticated, "expired"))
 		if _, after := c.untilAttempt(); after > refusedFirst {
 			t.Errorf("the next attempt comes after %s", after)
 		}
@@ -248,13 +248,13 @@ func TestANewOrderIsTriedAtOnceOnlyWhereTheSessionIsInTrouble(t *testing.T) {
 		c := newClocked(t)
 		c.update(c.now, c.keys("a", time.Hour), credentials.Order{})
 		c.now = c.now.Add(time.Hour)
-		if !c.expire(c.now) || c.status(c.now).Error == "" {
+		if !c.noteExpiry(c.now) || c.status(c.now).Error == "" {
 			t.Errorf("status: %+v", c.status(c.now))
 		}
 		c.idle()
 		c.update(c.now, credentials.Keys{}, other)
 		j := c.begin()
-		if out := c.ended(c.now, j, c.keys("b", time.Hour), nil); !out.taken || out.failed.IsZero() || c.status(c.now).Error != "" {
+		if out := c.recordAttempt(c.now, j, c.keys("b", time.Hour), nil); !out.taken || out.failed.IsZero() || c.status(c.now).Error != "" {
 			t.Errorf("%+v %+v", out, c.status(c.now))
 		}
 	})
@@ -271,7 +271,7 @@ func TestANewOrderIsTriedAtOnceOnlyWhereTheSessionIsInTrouble(t *testing.T) {
 		c.update(c.now, c.keys("a", time.Hour), testOrder)
 		j, _ := c.untilAttempt()
 		c.update(c.now, credentials.Keys{}, other)
-		if out := c.ended(c.now, j, credentials.Keys{}, errors.New("revoked")); out.taken || out.changed {
+		if out := c.recordAttempt(c.now, j, credentials.Keys{}, errors.New("revoked")); out.taken || out.changed {
 			t.Errorf("outcome: %+v", out)
 		}
 		if j := c.begin(); j.order != other {
@@ -280,18 +280,18 @@ func TestANewOrderIsTriedAtOnceOnlyWhereTheSessionIsInTrouble(t *testing.T) {
 	})
 }
 
-func TestKeysFromOutsideWinOverASessionThatIsBeingMade(t *testing.T) {
+func TestSession_NewKeysReplaceAnAttemptInProgress(t *testing.T) {
 	c := newClocked(t)
 	c.update(c.now, c.keys("a", time.Hour), testOrder)
 	j, _ := c.untilAttempt()
 	c.update(c.now, c.keys("b", time.Hour), testOrder)
-	if out := c.ended(c.now, j, c.keys("late", time.Hour), nil); out.taken || c.session.keys.AccessKeyID != "b" {
+	if out := c.recordAttempt(c.now, j, c.keys("late", time.Hour), nil); out.taken || c.session.keys.AccessKeyID != "b" {
 		t.Errorf("%+v, %s is in use", out, c.session.keys)
 	}
 	// Keys alone are all there is: nothing is made from what was there before.
 	j, _ = c.untilAttempt()
 	c.update(c.now, c.keys("c", time.Hour), credentials.Order{})
-	c.ended(c.now, j, c.keys("late", time.Hour), nil)
+	c.recordAttempt(c.now, j, c.keys("late", time.Hour), nil)
 	if s := c.status(c.now); !s.HasKeys(c.session.keys) || s.HasKeys(credentials.Keys{}) || s.HasKeys(testKeys) {
 		t.Errorf("it reports other keys than its client's: %+v", s)
 	}
@@ -300,7 +300,7 @@ func TestKeysFromOutsideWinOverASessionThatIsBeingMade(t *testing.T) {
 	}
 	for range 200 {
 		c.now = c.now.Add(c.idle())
-		c.expire(c.now)
+		c.noteExpiry(c.now)
 	}
 	if s := c.status(c.now); !s.Over || s.Kind != "unauthenticated" || s.FailedSince.IsZero() {
 		t.Errorf("status: %+v", s)
@@ -308,27 +308,27 @@ func TestKeysFromOutsideWinOverASessionThatIsBeingMade(t *testing.T) {
 }
 
 // What was being made when the credentials were forgotten is dropped.
-func TestASessionThatIsMadeWhileTheCredentialsAreForgottenIsDropped(t *testing.T) {
+func TestSession_ResultAfterForgetIsDropped(t *testing.T) {
 	now := time.Now()
 	s := session{random: func() float64 { return 0 }}
 	s.update(now, credentials.Keys{}, credentials.Order{Kind: credentials.AssumeRole})
-	j, begin, _ := s.next(now)
+	j, begin, _ := s.nextAttempt(now)
 	if !begin {
 		t.Fatal("no session is made")
 	}
 	s.forget()
-	if out := s.ended(now, j, credentials.Keys{AccessKeyID: "a", SecretAccessKey: "b"}, nil); out.taken {
+	if out := s.recordAttempt(now, j, credentials.Keys{AccessKeyID: "a", SecretAccessKey: "b"}, nil); out.taken {
 		t.Error("the session is taken")
 	}
 	if st := s.status(now); st.Over || st.Error != "" || st.OrderDigest != "" || st.KeysDigest != "" {
 		t.Errorf("status %+v", st)
 	}
-	if _, begin, _ := s.next(now.Add(time.Hour)); begin {
+	if _, begin, _ := s.nextAttempt(now.Add(time.Hour)); begin {
 		t.Error("another session is made")
 	}
 }
 
-func TestAClientThatAsksInVainHurriesTheNextAttempt(t *testing.T) {
+func TestSession_DemandHastensTheNextAttempt(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err   error
 		pause time.Duration
@@ -339,16 +339,16 @@ func TestAClientThatAsksInVainHurriesTheNextAttempt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newClocked(t)
 			c.update(c.now, credentials.Keys{}, testOrder)
-			if !c.asked(c.now) {
+			if !c.noteDemand(c.now) {
 				t.Error("the first session is due")
 			}
 			j := c.begin()
-			if !c.asked(c.now) {
+			if !c.noteDemand(c.now) {
 				t.Error("one is being made")
 			}
-			c.ended(c.now, j, credentials.Keys{}, tc.err)
+			c.recordAttempt(c.now, j, credentials.Keys{}, tc.err)
 			c.failTimes(20, tc.err)
-			if c.asked(c.now) {
+			if c.noteDemand(c.now) {
 				t.Error("right after a failure")
 			}
 			if _, after := c.untilAttempt(); after != tc.pause {
@@ -358,57 +358,62 @@ func TestAClientThatAsksInVainHurriesTheNextAttempt(t *testing.T) {
 	}
 	c := newClocked(t)
 	c.update(c.now, c.keys("a", time.Hour), testOrder)
-	if c.asked(c.now) {
+	if c.noteDemand(c.now) {
 		t.Error("there is a valid session")
 	}
 	c.idle()
-	if c = newClocked(t); c.asked(c.now) {
+	if c = newClocked(t); c.noteDemand(c.now) {
 		t.Error("there is nothing to make one from")
 	}
 }
 
-func TestOnlyNewsIsTold(t *testing.T) {
+func TestSession_EqualFailuresAreReportedOnce(t *testing.T) {
 	c := newClocked(t)
 	c.update(c.now, c.keys("a", time.Hour), testOrder)
 	attempt := func(err error) bool {
 		j, _ := c.untilAttempt()
-		return c.ended(c.now, j, c.keys("b", time.Hour), err).changed
+		return c.recordAttempt(c.now, j, c.keys("b", time.Hour), err).changed
 	}
 	down, denied := fault.Errorf(fault.Unavailable, "down"), fault.Errorf(fault.Denied, "no")
 	for i, tc := range []struct {
 		err     error
 		changed bool
-	}{{fault.Errorf(fault.Denied, "the service answered 403 (request 0a1b-2c)"), true}, {fault.Errorf(fault.Denied, "the service answered 403 (request 99fe-00)"), false}, {down, true}, {down, false}, {down, false}, {denied, true}, {denied, false}, {fault.Errorf(fault.Busy, "no"), true}, {nil, true}, {nil, true}, {down, true}} {
+	}{
+		{fault.Errorf(fault.Denied, "the service answered 403 (request 0a1b-2c)"), true},
+		{fault.Errorf(fault.Denied, "the service answered 403 (request 99fe-00)"), false},
+		{down, true}, {down, false}, {down, false}, {denied, true}, {denied, false}, {fault.Errorf(fault.Busy, "no"), true},
+		{nil, true}, {nil, true}, {down, true},
+	} {
 		if got := attempt(tc.err); got != tc.changed {
 			t.Errorf("attempt %d (%v): changed %v", i, tc.err, got)
 		}
 	}
 }
 
-func TestAnAnswerThatIsNoSessionIsAFailure(t *testing.T) {
+func TestSession_UnusableKeysAreAFailure(t *testing.T) {
 	c := newClocked(t)
 	c.update(c.now, credentials.Keys{}, testOrder)
 	for _, keys := range []credentials.Keys{{}, {AccessKeyID: "a"}, c.keys("late", 0), c.keys("late", -time.Second)} {
 		j, _ := c.untilAttempt()
-		if out := c.ended(c.now, j, keys, nil); out.taken || c.err == nil {
+		if out := c.recordAttempt(c.now, j, keys, nil); out.taken || c.err == nil {
 			t.Errorf("%+v was taken", keys)
 		}
 	}
 }
 
 // Setting the clock neither expires a session early nor extends it.
-func TestTheMonotonicClockDecides(t *testing.T) {
+func TestSession_ExpiryUsesTheMonotonicClock(t *testing.T) {
 	start := time.Now()
 	s := session{random: func() float64 { return 0 }}
 	s.update(start, credentials.Keys{AccessKeyID: "a", SecretAccessKey: "b", Expires: start.Round(0).Add(time.Hour)}, testOrder)
 	at := func(monotonic time.Duration) time.Time { return start.Add(monotonic) }
-	if s.over(at(59*time.Minute)) || !s.over(at(time.Hour)) {
+	if s.hasExpired(at(59*time.Minute)) || !s.hasExpired(at(time.Hour)) {
 		t.Error("the end is not where the lifetime says")
 	}
-	if _, begin, wait := s.next(at(29 * time.Minute)); begin || wait != time.Minute {
+	if _, begin, wait := s.nextAttempt(at(29 * time.Minute)); begin || wait != time.Minute {
 		t.Errorf("begins %v, waits %s", begin, wait)
 	}
-	if _, begin, _ := s.next(at(30 * time.Minute)); !begin {
+	if _, begin, _ := s.nextAttempt(at(30 * time.Minute)); !begin {
 		t.Error("it is due")
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 // maxFDs is how many descriptors of a request are received; more than one are refused anyway.
@@ -36,17 +37,13 @@ func Listen(path string) (*os.File, error) {
 
 // peerUID returns the uid of the peer or, for a listening socket, of the process that called listen.
 func peerUID(c syscall.Conn) (uint32, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
 	var cred *unix.Ucred
-	var inner error
-	if err := raw.Control(func(fd uintptr) { cred, inner = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return 0, err
-	}
-	if inner != nil {
-		return 0, fmt.Errorf("get the peer's uid: %w", inner)
+	err := osfile.WithFD(c, func(fd int) (err error) {
+		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("get the peer's uid: %w", err)
 	}
 	return cred.Uid, nil
 }
@@ -59,7 +56,10 @@ func receive(conn *net.UnixConn) (body []byte, files []*os.File, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	files, err = filesOf(oob[:oobn])
+	fds, err := osfile.Rights(oob[:oobn])
+	for _, fd := range fds { // close-on-exec (MSG_CMSG_CLOEXEC)
+		files = append(files, os.NewFile(uintptr(fd), "received"))
+	}
 	if err != nil {
 		return nil, files, err
 	}
@@ -72,38 +72,8 @@ func receive(conn *net.UnixConn) (body []byte, files []*os.File, err error) {
 	if _, err := io.ReadFull(conn, head[n:]); err != nil {
 		return nil, files, err
 	}
-	size, err := bodySize(head)
-	if err != nil {
-		return nil, files, err
-	}
-	body = make([]byte, size)
-	// With a plain read the kernel closes descriptors that come with later bytes.
-	if _, err := io.ReadFull(conn, body); err != nil {
-		return nil, files, err
-	}
-	return body, files, nil
-}
-
-// filesOf returns the descriptors in control messages; net has made them close-on-exec (MSG_CMSG_CLOEXEC).
-func filesOf(oob []byte) ([]*os.File, error) {
-	if len(oob) == 0 {
-		return nil, nil
-	}
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, fmt.Errorf("read a request's control messages: %w", err)
-	}
-	var files []*os.File
-	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			continue // not descriptors
-		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), "received"))
-		}
-	}
-	return files, nil
+	body, err = readBody(conn, head) // with a plain read the kernel closes descriptors that come with later bytes
+	return body, files, err
 }
 
 // send writes a message, with a descriptor on its first byte if there is one.
@@ -112,18 +82,12 @@ func send(conn *net.UnixConn, message []byte, f *os.File) error {
 		_, err := conn.Write(message)
 		return err
 	}
-	raw, err := f.SyscallConn()
+	err := osfile.WithFD(f, func(fd int) error {
+		_, _, err := conn.WriteMsgUnix(message[:4], unix.UnixRights(fd), nil)
+		return err
+	})
 	if err != nil {
-		return fmt.Errorf("the FUSE descriptor: %w", err)
-	}
-	var inner error
-	if err := raw.Control(func(fd uintptr) {
-		_, _, inner = conn.WriteMsgUnix(message[:4], unix.UnixRights(int(fd)), nil)
-	}); err != nil {
-		return fmt.Errorf("the FUSE descriptor: %w", err)
-	}
-	if inner != nil {
-		return inner
+		return fmt.Errorf("send the FUSE descriptor: %w", err)
 	}
 	_, err = conn.Write(message[4:])
 	return err
@@ -131,26 +95,11 @@ func send(conn *net.UnixConn, message []byte, f *os.File) error {
 
 // checkFuse refuses a descriptor that is not an open /dev/fuse. Mountpoint requires exactly this name.
 func checkFuse(f *os.File) error {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var st unix.Stat_t
-	var link string
-	var inner error
-	if err := raw.Control(func(fd uintptr) {
-		if inner = unix.Fstat(int(fd), &st); inner == nil {
-			link, inner = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	return osfile.WithFD(f, func(fd int) error {
+		link, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+		if err == nil && (link != "/dev/fuse" || !osfile.IsFuse(fd)) {
+			err = fault.Errorf(fault.Invalid, "the descriptor of the request is %q, not /dev/fuse", link)
 		}
-	}); err != nil {
 		return err
-	}
-	if inner != nil {
-		return fmt.Errorf("stat the descriptor: %w", inner)
-	}
-	// 10:229 is the device number of /dev/fuse (the kernel's Documentation/admin-guide/devices.txt).
-	if st.Mode&unix.S_IFMT != unix.S_IFCHR || unix.Major(st.Rdev) != 10 || unix.Minor(st.Rdev) != 229 || link != "/dev/fuse" {
-		return fault.Errorf(fault.Invalid, "the descriptor of the request is %q, not /dev/fuse", link)
-	}
-	return nil
+	})
 }

@@ -8,8 +8,8 @@ import (
 )
 
 // A spare runs no client before it has a mount, gets one once, and then works in the mount's directories.
-func TestASpareGetsOneMount(t *testing.T) {
-	r := newRig(t, func(o *options) { o.spare = true })
+func TestAssign_SpareGetsOneMount(t *testing.T) {
+	r := newRig(t, func(o *options) { o.args.Spare = true })
 	if _, err := r.tryStart("exit:0"); !fault.Is(err, fault.Precondition) {
 		t.Errorf("a client without a mount: %v", err)
 	}
@@ -36,7 +36,7 @@ func TestASpareGetsOneMount(t *testing.T) {
 	}
 }
 
-func TestAMountsHelperGetsNoOther(t *testing.T) {
+func TestAssign_IsRefusedByAHelperWithAMount(t *testing.T) {
 	r := newRig(t)
 	if err := r.peer.Assign(bounded(t), Assignment{Name: "a-1", StateDir: t.TempDir()}); !fault.Is(err, fault.Exists) {
 		t.Errorf("a mount for a mount's helper: %v", err)

@@ -25,7 +25,8 @@ func TestAClientWithStaticKeysHasThemInItsEnvironment(t *testing.T) {
 	r := newRig(t)
 	user := testKeys
 	user.SessionToken = ""
-	if err := r.startStatic(user, credentials.Order{}, "env:AWS_ACCESS_KEY_ID", "env:AWS_CONTAINER_CREDENTIALS_FULL_URI", "wait:"+r.dir+"/go", "env:AWS_SECRET_ACCESS_KEY", "exit:1"); err != nil {
+	steps := []string{"env:AWS_ACCESS_KEY_ID", "env:AWS_CONTAINER_CREDENTIALS_FULL_URI", "wait:" + r.dir + "/go", "env:AWS_SECRET_ACCESS_KEY", "exit:1"}
+	if err := r.startStatic(user, credentials.Order{}, steps...); err != nil {
 		t.Fatal(err)
 	}
 	r.says("env AKIDCANARY")
@@ -51,18 +52,6 @@ func TestAClientWithStaticKeysHasThemInItsEnvironment(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.says("env AKIDOTHER")
-}
-
-// A helper that does not know static keys would start the client without any.
-func TestStaticKeysNeedAHelperThatKnowsThem(t *testing.T) {
-	req := request{Op: opStart, Start: &StartRequest{}}
-	if got := req.lowestProtocol(); got != 1 {
-		t.Errorf("a client that uses the endpoint needs protocol %d", got)
-	}
-	req.Start.StaticKeys = true
-	if got := req.lowestProtocol(); got != 3 {
-		t.Errorf("a client with static keys needs protocol %d", got)
-	}
 }
 
 // Keys that expire would end with the client still running.

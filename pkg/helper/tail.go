@@ -1,8 +1,11 @@
 package helper
 
 import (
+	"bufio"
 	"bytes"
+	"errors"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"unicode"
@@ -30,8 +33,7 @@ func (t *tail) add(line string) {
 		if startsCrash(t.lines[0]) {
 			t.crash = t.lines[0]
 		}
-		copy(t.lines, t.lines[1:])
-		t.lines = t.lines[:tailLines-1]
+		t.lines = slices.Delete(t.lines, 0, 1)
 	}
 	t.lines = append(t.lines, line)
 }
@@ -40,7 +42,7 @@ func (t *tail) snapshot() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.crash == "" {
-		return append([]string(nil), t.lines...)
+		return slices.Clone(t.lines)
 	}
 	return append([]string{t.crash}, t.lines...)
 }
@@ -61,36 +63,15 @@ func (t *tail) reset() {
 // readLines calls each for every line of r until r ends or fails. Lines come without their end, cut off at maxLine bytes; cut
 // reports that.
 func readLines(r io.Reader, each func(line []byte, cut bool)) {
-	buf := make([]byte, 0, 512)
-	chunk := make([]byte, 4096)
-	cut := false
-	for {
-		n, err := r.Read(chunk)
-		rest := chunk[:n]
-		for len(rest) > 0 {
-			piece := rest
-			end := bytes.IndexByte(rest, '\n')
-			if end >= 0 {
-				piece = rest[:end]
-			}
-			if room := maxLine - len(buf); len(piece) > room {
-				buf, cut = append(buf, piece[:room]...), true
-			} else {
-				buf = append(buf, piece...)
-			}
-			if end < 0 {
-				break
-			}
-			each(buf, cut)
-			if cap(buf) > 1024 {
-				buf = make([]byte, 0, 512) // release the memory of a long line
-			}
-			buf, cut, rest = buf[:0], false, rest[end+1:]
+	in := bufio.NewReaderSize(r, maxLine+1)
+	for cut := false; ; {
+		line, err := in.ReadSlice('\n')
+		line, ended := bytes.CutSuffix(line, []byte("\n"))
+		rest := cut // of a line that was cut off
+		if cut = errors.Is(err, bufio.ErrBufferFull); !rest && (ended || len(line) > 0) {
+			each(line[:min(len(line), maxLine)], cut)
 		}
-		if err != nil {
-			if len(buf) > 0 {
-				each(buf, cut)
-			}
+		if err != nil && !cut {
 			return
 		}
 	}

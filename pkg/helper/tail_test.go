@@ -24,7 +24,7 @@ func TestTailKeepsTheLastLines(t *testing.T) {
 	}
 }
 
-func TestTailKeepsWhyAClientCrashed(t *testing.T) {
+func TestTail_KeepsTheReasonOfACrash(t *testing.T) {
 	for _, why := range []string{"panic: boom", "fatal error: concurrent map writes", "thread 'main' (7) panicked at src/main.rs:3:5:"} {
 		var l tail
 		l.add("before")
@@ -63,7 +63,8 @@ func TestLongLinesAreCutAndDoNotSwallowTheNext(t *testing.T) {
 	readLines(strings.NewReader("a\n"+strings.Repeat("x", 3*maxLine)+"\nb\n\nlast"), func(line []byte, cut bool) {
 		got, cuts = append(got, string(line)), append(cuts, cut)
 	})
-	if len(got) != 5 || got[0] != "a" || len(got[1]) != maxLine || got[2] != "b" || got[3] != "" || got[4] != "last" || fmt.Sprint(cuts) != "[false true false false false]" {
+	if len(got) != 5 || got[0] != "a" || len(got[1]) != maxLine || got[2] != "b" || got[3] != "" || got[4] != "last" ||
+		fmt.Sprint(cuts) != "[false true false false false]" {
 		t.Errorf("%d lines, cut %v", len(got), cuts)
 	}
 }

@@ -12,13 +12,11 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// ProtocolVersion is the newest protocol of this package.
+// ProtocolVersion is the protocol of this package.
 //
 // A connection carries one request and one reply, each a JSON object after its length in four bytes, big endian. A start
-// request has the FUSE descriptor on its first byte. Every message names the lowest protocol that can understand it. Both
-// sides ignore unknown fields, and a helper answers an unknown operation with an error of kind "unsupported", so new fields
-// and operations need no new protocol; a new meaning does. Protocol 2 has clients that start before their session, protocol 3
-// clients with static keys, protocol 4 credentials of a proxy. The operations:
+// request has the FUSE descriptor on its first byte. Both sides ignore unknown fields, and a helper answers an unknown operation with an
+// error of kind "unsupported", so new fields and operations need no new protocol; a new meaning does. The operations:
 //
 //	hello        the status
 //	assign       make a spare the helper of a mount
@@ -65,36 +63,27 @@ type reply struct {
 	Status   *Status        `json:"status,omitempty"`
 }
 
-// lowestProtocol returns the lowest protocol that can understand the request.
-func (r request) lowestProtocol() int {
-	switch {
-	case r.Proxy != "":
-		return 4
-	case r.Start != nil && r.Start.StaticKeys:
-		return 3
-	case r.Start != nil && r.Start.Await:
-		return 2
-	}
-	return 1
-}
-
 func encode(message any) ([]byte, error) {
 	body, err := json.Marshal(message)
 	if err != nil {
 		return nil, fmt.Errorf("encode a helper message: %w", err)
 	}
 	if len(body) > maxMessage {
-		return nil, fault.Errorf(fault.Invalid, "message for the helper has %d bytes, more than the maximum of %d; shorten the mount options or the CA bundle of the token service", len(body), maxMessage)
+		return nil, fault.Errorf(fault.Invalid, "message for the helper has %d bytes, more than the maximum of %d; "+
+			"shorten the mount options or the CA bundle of the token service", len(body), maxMessage)
 	}
 	return append(binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(body)), uint32(len(body))), body...), nil
 }
 
-func bodySize(head [4]byte) (int, error) {
+// readBody reads the message that follows its length.
+func readBody(r io.Reader, head [4]byte) ([]byte, error) {
 	n := binary.BigEndian.Uint32(head[:])
 	if n == 0 || n > maxMessage {
-		return 0, fault.Errorf(fault.Invalid, "message length %d is not between 1 and %d", n, maxMessage)
+		return nil, fault.Errorf(fault.Invalid, "message length %d is not between 1 and %d", n, maxMessage)
 	}
-	return int(n), nil
+	body := make([]byte, n)
+	_, err := io.ReadFull(r, body)
+	return body, err
 }
 
 // decodeRequest decodes a request and refuses protocols that this helper does not know.
@@ -110,7 +99,8 @@ func decodeRequest(body []byte) (request, error) {
 		return request{}, fault.Errorf(fault.Invalid, "the request has no protocol version")
 	}
 	if version.Protocol > ProtocolVersion {
-		return request{}, fault.Errorf(fault.Unsupported, "the request needs protocol %d, but this helper was started by an older driver and supports up to %d; unpublish and republish the volume", version.Protocol, ProtocolVersion)
+		return request{}, fault.Errorf(fault.Unsupported, "the request needs protocol %d, but this helper was started by an older driver and "+
+			"supports up to %d; unpublish and republish the volume", version.Protocol, ProtocolVersion)
 	}
 	var req request
 	if err := json.Unmarshal(body, &req); err != nil {
@@ -126,13 +116,9 @@ func readReply(r io.Reader) (reply, error) {
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return reply{}, err
 	}
-	n, err := bodySize(head)
+	body, err := readBody(r, head)
 	if err != nil {
-		return reply{}, err
-	}
-	body := make([]byte, n)
-	if _, err := io.ReadFull(r, body); err != nil {
-		return reply{}, fmt.Errorf("the helper's answer is incomplete: %w", err)
+		return reply{}, fmt.Errorf("read the helper's answer: %w", err)
 	}
 	var rep reply
 	if err := json.Unmarshal(body, &rep); err != nil {
@@ -251,6 +237,14 @@ type Assignment struct {
 	CacheDir string `json:"cacheDir,omitempty"`
 }
 
+// Directories returns those of the mount.
+func (a Assignment) Directories() []string {
+	if a.CacheDir == "" {
+		return []string{a.StateDir}
+	}
+	return []string{a.StateDir, a.CacheDir}
+}
+
 // StartRequest has the parameters to start a client, in addition to the FUSE descriptor.
 type StartRequest struct {
 	// Client is the client's name. A helper that does not know it runs the command and cannot read its upload queue.
@@ -260,10 +254,9 @@ type StartRequest struct {
 	// Order is what further sessions are made from. If it is zero, keys replace the helper's order as well; without keys the
 	// helper keeps what it has.
 	Order credentials.Order `json:"-"`
-	// ProxyCredentials are "user:password" for the proxy in the command's environment; "": it needs none. They are a secret. It needs
-	// protocol 4: a helper that does not know them would start a client that the proxy refuses.
+	// ProxyCredentials are "user:password" for the proxy in the command's environment; "": it needs none. They are a secret.
 	ProxyCredentials string `json:"-"`
 	// Await means that the client's first session follows in a request of its own. Until then, the credential endpoint lets the
-	// client wait. It needs protocol 2: a helper that does not know it would answer the client that there are no credentials.
+	// client wait.
 	Await bool `json:"await,omitempty"`
 }

@@ -45,7 +45,7 @@ func frame(body string) []byte {
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)
 }
 
-func TestRequestsThatAHelperCannotTakeAreRefusedClearly(t *testing.T) {
+func TestServer_RefusesInvalidRequests(t *testing.T) {
 	r := newRig(t)
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -105,7 +105,7 @@ func TestUnknownFieldsAreIgnored(t *testing.T) {
 	}
 }
 
-func TestOnlyAnOpenDevFuseIsTaken(t *testing.T) {
+func TestCheckFuse_RefusesOtherDescriptors(t *testing.T) {
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
 		t.Skipf("/dev/fuse cannot be opened: %v", err)
@@ -192,7 +192,19 @@ func TestOrdersTravelWhole(t *testing.T) {
 }
 
 func FuzzDecodeRequest(f *testing.F) {
-	for _, seed := range []string{`{"protocol":1,"op":"hello"}`, `{"protocol":1,"op":"kill"}`, `{"protocol":1,"op":"credentials","order":{"kind":"webIdentity","token":"t","duration":3600000000000,"sts":{"endpoint":"https://x"}}}`, `{"protocol":1,"op":"credentials","order":{"kind":"assumeRole","keys":{"expires":"9999-12-31T23:59:59Z"}}}`, `{"protocol":1,"op":"status","since":3}`, `{"protocol":2,"op":"start","start":{"argv":["/a"],"await":true}}`, `{"protocol":3}`, `{"protocol":1,"op":"start","start":{"argv":["/a"],"env":["A=b"]},"keys":{"accessKeyID":"a","expires":"2030-01-02T03:04:05Z"}}`, `[]`, `{"protocol":1e9}`, ``} {
+	for _, seed := range []string{
+		`{"protocol":1,"op":"hello"}`,
+		`{"protocol":1,"op":"kill"}`,
+		`{"protocol":1,"op":"credentials","order":{"kind":"webIdentity","token":"t","duration":3600000000000,"sts":{"endpoint":"https://x"}}}`,
+		`{"protocol":1,"op":"credentials","order":{"kind":"assumeRole","keys":{"expires":"9999-12-31T23:59:59Z"}}}`,
+		`{"protocol":1,"op":"status","since":3}`,
+		`{"protocol":2,"op":"start","start":{"argv":["/a"],"await":true}}`,
+		`{"protocol":3}`,
+		`{"protocol":1,"op":"start","start":{"argv":["/a"],"env":["A=b"]},"keys":{"accessKeyID":"a","expires":"2030-01-02T03:04:05Z"}}`,
+		`[]`,
+		`{"protocol":1e9}`,
+		``,
+	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {

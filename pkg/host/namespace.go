@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -23,8 +22,9 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/sharedread"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
 const (
@@ -47,7 +47,7 @@ const (
 type Namespace struct {
 	foreign   bool
 	mountinfo string // the file with this namespace's mount table
-	tables    sharedread.Reader[[]Mount]
+	tables    conc.Reader[[]Mount]
 	reads     atomic.Int64
 	looks     Looks
 	known     knownTable
@@ -186,7 +186,7 @@ func (n *Namespace) startCall(c *call, enter, fn func() error) {
 			c.err = fn()
 			return
 		}
-		OnThrowawayThread(func() {
+		proc.OnThrowawayThread(func() {
 			if err := enter(); err != nil {
 				c.err = fmt.Errorf("%s: %w", c.what, err)
 				return
@@ -249,26 +249,6 @@ func (n *Namespace) OverdueCalls() []string {
 }
 
 func age(c *call) time.Duration { return time.Since(c.started).Round(time.Millisecond) }
-
-// OnThrowawayThread runs fn on an OS thread that ends with it, so that fn may change the thread's root, working directory, namespaces
-// and privileges. It returns when fn has.
-//
-// The process's first thread is never used: the runtime does not end it, and /proc/self shows its state, which would then look like
-// the whole process's.
-func OnThrowawayThread(fn func()) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine
-		if unix.Gettid() == os.Getpid() {
-			OnThrowawayThread(fn) // this thread is locked until then, so fn gets another one
-			runtime.UnlockOSThread()
-			return
-		}
-		fn()
-	}()
-	<-done
-}
 
 // enterHost moves the calling thread, which must end afterwards, into PID 1's mount namespace.
 func enterHost() error {
@@ -341,9 +321,14 @@ func mountIDs(mounts []Mount) map[int]bool {
 	return ids
 }
 
+// Doer does work in the host's mount namespace: a Namespace.
+type Doer interface {
+	Do(ctx context.Context, what string, fn func() error) error
+}
+
 // Call is Namespace.Do for a function with a result. If ctx ends first, Call returns the zero value, and passes a later result to
 // drop unless that is nil.
-func Call[T any](ctx context.Context, ns *Namespace, what string, drop func(T), fn func() (T, error)) (result T, err error) {
+func Call[T any](ctx context.Context, ns Doer, what string, drop func(T), fn func() (T, error)) (result T, err error) {
 	made, abandoned := make(chan T, 1), atomic.Bool{}
 	dropMade := func() {
 		select {

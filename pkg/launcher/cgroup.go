@@ -1,8 +1,6 @@
 package launcher
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,24 +23,17 @@ const cgroupName = "s3-csi-helpers"
 // probeTimeout bounds the check of the cgroup file systems, which waits only for the kernel.
 const probeTimeout = 5 * time.Second
 
-// SurvivesDriver reports whether helpers survive a restart of the driver, and if not, why. When a container, a systemd unit or a task of
-// another orchestrator ends, every process in its cgroup is killed, so the driver moves helpers out of its own. Before the first start, the answer is whether
-// that looks possible. The network of a pod ends with the pod, too.
+// SurvivesDriver reports whether helpers can survive a restart of the driver, and if not, why. When a container, a systemd unit or a task
+// of another orchestrator ends, every process in its cgroup is killed, so the driver moves helpers out of its own. The network of a pod
+// ends with the pod, too.
 func (p *Process) SurvivesDriver() (bool, string) {
 	if err := p.sameNetwork(); err != nil {
 		return false, err.Error()
 	}
-	const why = "helpers stay in the driver's cgroup and are killed when the driver's container, unit or task ends: "
-	p.mu.Lock()
-	started, err := p.moved, p.moveErr
-	p.mu.Unlock()
-	if !started {
-		ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
-		defer cancel()
-		err = p.ns.Do(ctx, "checking the host's cgroups", p.probeCgroups)
-	}
-	if err != nil {
-		return false, why + err.Error()
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+	defer cancel()
+	if err := p.ns.Do(ctx, "checking the host's cgroups", p.probeCgroups); err != nil {
+		return false, "helpers stay in the driver's cgroup and are killed when the driver's container, unit or task ends: " + err.Error()
 	}
 	return true, ""
 }
@@ -128,29 +119,23 @@ func (p *Process) probeCgroups() error {
 	return errors.Join(errs...)
 }
 
-// leaveCgroup moves a helper out of the driver's cgroup if that is killed with the driver, and records the result. It runs in the
-// host's mount namespace, on a thread that ends afterwards if that is not the driver's.
+// leaveCgroup moves a helper out of the driver's cgroup if that is killed with the driver. It runs in the host's mount namespace, on a
+// thread that ends afterwards if that is not the driver's.
 func (p *Process) leaveCgroup(pid int) error {
-	err := func() error {
-		confined, err := p.confined()
-		if err != nil || !confined {
-			return err
-		}
-		hostView := !p.ns.Foreign() || enterHostCgroups()
-		files, err := cgroupFiles()
-		if err != nil {
-			return err
-		}
-		var moveErrs []error
-		for _, file := range files {
-			moveErrs = append(moveErrs, os.WriteFile(file, strconv.AppendInt(nil, int64(pid), 10), 0))
-		}
-		return hasLeft(pid, hostView, errors.Join(moveErrs...))
-	}()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.moved, p.moveErr = true, err
-	return err
+	confined, err := p.confined()
+	if err != nil || !confined {
+		return err
+	}
+	hostView := !p.ns.Foreign() || enterHostCgroups()
+	files, err := cgroupFiles()
+	if err != nil {
+		return err
+	}
+	var moveErrs []error
+	for _, file := range files {
+		moveErrs = append(moveErrs, os.WriteFile(file, strconv.AppendInt(nil, int64(pid), 10), 0))
+	}
+	return hasLeft(pid, hostView, errors.Join(moveErrs...))
 }
 
 // hasLeft returns an error if a helper is in any cgroup of the driver; moveErr is the likely cause.
@@ -191,9 +176,8 @@ func sharedCgroups(a, b, init map[string]string, hostView bool) []string {
 // parseCgroups reads /proc/<pid>/cgroup (cgroups(7)): the paths by controllers, where "" is the unified hierarchy.
 func parseCgroups(file []byte) map[string]string {
 	cgroups := map[string]string{}
-	lines := bufio.NewScanner(bytes.NewReader(file))
-	for lines.Scan() {
-		if parts := strings.SplitN(lines.Text(), ":", 3); len(parts) == 3 {
+	for line := range strings.Lines(string(file)) {
+		if parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3); len(parts) == 3 {
 			cgroups[parts[1]] = parts[2]
 		}
 	}

@@ -68,7 +68,7 @@ func startUnit(name, dir string, uid uint32) error {
 		return err
 	}
 	defer socket.Close()
-	p := launcher.NewProcess(plain{}, "/proc/self/exe")
+	p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.Options{})
 	return p.Start(context.Background(), launcher.Unit{Name: name, UID: uid, GID: uid, StateDir: filepath.Join(dir, "state"), Socket: socket})
 }
 
@@ -107,7 +107,7 @@ func prepare(t *testing.T, uid uint32) *unit {
 	}
 	u := &unit{
 		t: t, uid: uid, dir: dir, peer: helper.NewPeer(helper.Dial(filepath.Join(dir, "sock"))), program: helpertest.Program(t, dir),
-		p: launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: firstUID, Last: firstUID + 1000})),
+		p: launcher.NewProcess(plain{}, "/proc/self/exe", launcher.Options{UIDs: launcher.UIDRange{First: firstUID, Last: firstUID + 1000}}),
 	}
 	t.Cleanup(func() {
 		if err := u.p.Kill(bounded(t), uid); err != nil {
@@ -149,7 +149,8 @@ func (u *unit) run(steps ...string) helper.Status {
 		u.t.Skipf("needs /dev/fuse: %v", err)
 	}
 	defer fuse.Close()
-	s, err := u.peer.Start(bounded(u.t), helper.StartRequest{Client: client.Default, Keys: keys, Command: client.Command{Argv: helpertest.Argv(u.program, steps...), Env: []string{"A=b"}}}, fuse)
+	command := client.Command{Argv: helpertest.Argv(u.program, steps...), Env: []string{"A=b"}}
+	s, err := u.peer.Start(bounded(u.t), helper.StartRequest{Client: client.Default, Keys: keys, Command: command}, fuse)
 	if err != nil {
 		u.t.Fatalf("%v\n%s", err, u.log())
 	}

@@ -3,10 +3,8 @@ package launcher
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -60,7 +58,7 @@ const maxNested = 33
 
 // madeUsers reports whether a process's user namespace is below this process's, and every one on the way was made by uid.
 func madeUsers(open func(kind string) (int, error), uid uint32) bool {
-	return climb(open, "user", "/proc/self/ns/user", func(namespace int) bool {
+	return climbNamespaces(open, "user", "/proc/self/ns/user", func(namespace int) bool {
 		owner, err := unix.IoctlGetUint32(namespace, unix.NS_GET_OWNER_UID)
 		return err == nil && owner == uid
 	})
@@ -74,7 +72,7 @@ func madePIDs(open func(kind string) (int, error), uid uint32) bool {
 	if unix.Stat("/proc/self/ns/user", &own) != nil {
 		return false
 	}
-	return climb(open, "pid", "/proc/self/ns/pid", func(namespace int) bool {
+	return climbNamespaces(open, "pid", "/proc/self/ns/pid", func(namespace int) bool {
 		users, err := unix.IoctlRetInt(namespace, unix.NS_GET_USERNS)
 		if err != nil {
 			return false
@@ -85,9 +83,9 @@ func madePIDs(open func(kind string) (int, error), uid uint32) bool {
 	})
 }
 
-// climb goes from a process's namespace, which open opens, up to the one at top. It reports false if ok does for a namespace below top, or if top is not
-// reached: the kernel shows no namespaces above this process's own.
-func climb(open func(kind string) (int, error), kind, top string, ok func(namespace int) bool) bool {
+// climbNamespaces goes from a process's namespace, which open opens, up to the one at top. It reports false if ok does for a namespace below
+// top, or if top is not reached: the kernel shows no namespaces above this process's own.
+func climbNamespaces(open func(kind string) (int, error), kind, top string, ok func(namespace int) bool) bool {
 	var end unix.Stat_t
 	if unix.Stat(top, &end) != nil {
 		return false
@@ -129,13 +127,13 @@ type unitCgroups struct {
 
 // readUnitCgroups reads them. The calling thread must be in the host's cgroup namespace.
 func readUnitCgroups() (unitCgroups, error) {
-	first, err := cgroupOf("1")
+	first, err := cgroupOf(1)
 	if err != nil {
-		return unitCgroups{}, fmt.Errorf("find systemd's cgroup: %w", err)
+		return unitCgroups{}, err
 	}
-	own, err := cgroupOf(strconv.Itoa(os.Getpid()))
+	own, err := cgroupOf(os.Getpid())
 	if err != nil {
-		return unitCgroups{}, fmt.Errorf("find the driver's cgroup: %w", err)
+		return unitCgroups{}, err
 	}
 	// On a host that is a container, systemd's root may be below the hierarchy's.
 	root := strings.TrimSuffix(strings.TrimSuffix(first, "init.scope"), "/")
@@ -147,16 +145,12 @@ func readUnitCgroups() (unitCgroups, error) {
 
 // cgroupOf returns a process's path in the hierarchy in which systemd keeps units: systemd's own one with version 1, else the unified
 // one.
-func cgroupOf(pid string) (string, error) {
-	file, err := os.ReadFile("/proc/" + pid + "/cgroup")
-	if err != nil {
-		return "", err
-	}
-	cgroups := parseCgroups(file)
+func cgroupOf(pid int) (string, error) {
+	cgroups, err := cgroupsOf(pid)
 	if path, ok := cgroups["name=systemd"]; ok {
-		return path, nil
+		return path, err
 	}
-	return cgroups[""], nil
+	return cgroups[""], err
 }
 
 // hasUnit reports whether a path is the cgroup of one of this driver's units, or below one.
@@ -166,10 +160,10 @@ func (c unitCgroups) hasUnit(path string) bool {
 	return ok && strings.HasPrefix(unit, unitPrefix) && strings.HasSuffix(unit, unitSuffix)
 }
 
-// is is the member of Systemd. A unit's cgroup has only processes of the unit, in any namespaces. Processes of another launcher are
+// isMember is the member of Systemd. A unit's cgroup has only processes of the unit, in any namespaces. Processes of another launcher are
 // outside of units.
-func (c unitCgroups) is(pid int, uid uint32, status proc.Status) bool {
-	path, err := cgroupOf(strconv.Itoa(pid))
+func (c unitCgroups) isMember(pid int, uid uint32, status proc.Status) bool {
+	path, err := cgroupOf(pid)
 	if err != nil {
 		return false // it has exited
 	}
@@ -186,6 +180,6 @@ func (s *Systemd) find(ctx context.Context, fn func(is member) error) error {
 			return err
 		}
 		cgroups.there = onHost(ctx, &s.scan.looks)
-		return fn(cgroups.is)
+		return fn(cgroups.isMember)
 	})
 }

@@ -42,9 +42,9 @@ func TestUnits_MetadataOfEveryCloudIsDenied(t *testing.T) {
 			u.Needs = append(u.Needs, netip.MustParseAddr(a))
 		}
 		for _, configured := range []bool{false, true} { // as name servers
-			s, err := NewSystemd(here{}, "/helper", WithSystemdLandlock(7))
+			s, err := NewSystemd(here{}, "/helper", Options{})
 			if configured {
-				s, err = NewSystemd(here{}, "/helper", WithSystemdLandlock(7), WithSystemdNameservers(u.Needs...))
+				s, err = NewSystemd(here{}, "/helper", Options{Nameservers: u.Needs})
 			}
 			if err != nil {
 				t.Fatal(err)

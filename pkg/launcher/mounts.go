@@ -14,6 +14,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
@@ -133,12 +134,16 @@ type view struct {
 	of    string        // the host's files that it hides
 }
 
+// newView returns nil without a Resolver.
 func newView(ns Doer, r Resolver) *view {
+	if r == nil {
+		return nil
+	}
 	return &view{ns: ns, resolver: r, turn: make(chan struct{}, 1)}
 }
 
-// open returns the mount namespace for a helper of a program that starts now. The caller closes it.
-func (v *view) open(ctx context.Context, u Unit, program string) (*os.File, error) {
+// openNamespace returns the mount namespace for a helper of a program that starts now. The caller closes it.
+func (v *view) openNamespace(ctx context.Context, u Unit, program string) (*os.File, error) {
 	select {
 	case v.turn <- struct{}{}:
 		defer func() { <-v.turn }()
@@ -149,67 +154,79 @@ func (v *view) open(ctx context.Context, u Unit, program string) (*os.File, erro
 	if err != nil {
 		return nil, err
 	}
-	type result struct {
-		made   *os.File // nil: the last one serves
-		of     string
-		shared bool
-	}
-	have, results := "", make(chan result, 1) // buffered: after ctx ends, no caller receives it
+	have := ""
 	if v.last != nil {
 		have = v.of
 	}
-	err = v.ns.Do(ctx, "making the mount namespace of helpers", func() (err error) {
-		var r result
-		if r.of, err = resolvconf.State(binds); err != nil {
-			return err
-		}
-		needed := neededBy(u, program, binds)
-		if r.shared, err = propagate(slices.Concat(needed, parents(u))); err != nil {
-			return err
-		}
-		v.alone.Store(!r.shared)
-		if u.Spare && !r.shared {
-			return fault.Errorf(fault.Unsupported, "no spare helpers: the host's mounts are not shared, so the directories of a mount would not appear in its mount namespace")
-		}
-		if !r.shared || have == "" || r.of != have {
-			enter := func() { r.made, err = makeView(needed, r.shared, binds) }
-			if v.ns.Foreign() {
-				enter() // this thread has the host's mounts, and ends afterwards
-			} else {
-				host.OnThrowawayThread(enter)
-			}
-		}
-		results <- r
-		return err
-	})
+	made, err := host.Call(ctx, v.ns, "making the mount namespace of helpers", madeView.close, func() (madeView, error) { return v.make(u, program, binds, have) })
 	if err != nil {
 		return nil, fmt.Errorf("make the mount namespace of helpers: %w", err)
 	}
-	r := <-results
-	if !r.shared {
-		return r.made, nil
+	if !made.shared {
+		return made.file, nil
 	}
-	if r.made != nil {
+	if made.file != nil {
 		if v.last != nil {
 			v.last.Close() // helpers that are in it keep it
 		}
-		v.last, v.of = r.made, r.of
+		v.last, v.of = made.file, made.of
 	}
 	return duplicate(v.last)
 }
 
+// madeView is a mount namespace that was made.
+type madeView struct {
+	file   *os.File // nil: the last one serves
+	of     string   // see view
+	shared bool     // among helpers
+}
+
+func (m madeView) close() {
+	if m.file != nil {
+		m.file.Close()
+	}
+}
+
+// make makes a mount namespace, unless the last one serves, which hides the files have. It runs on the host.
+func (v *view) make(u Unit, program string, binds []resolvconf.Bind, have string) (m madeView, err error) {
+	if m.of, err = resolvconf.State(binds); err != nil {
+		return m, err
+	}
+	needed := neededBy(u, program, binds)
+	if m.shared, err = propagate(slices.Concat(needed, parents(u))); err != nil {
+		return m, err
+	}
+	v.alone.Store(!m.shared)
+	if u.Spare && !m.shared {
+		return m, fault.Errorf(fault.Unsupported, "no spare helpers: the host's mounts are not shared, "+
+			"so the directories of a mount would not appear in its mount namespace")
+	}
+	if m.shared && have != "" && m.of == have {
+		return m, nil
+	}
+	enter := func() { m.file, err = makeView(needed, m.shared, binds) }
+	if v.ns.Foreign() {
+		enter() // this thread has the host's mounts, and ends afterwards
+	} else {
+		proc.OnThrowawayThread(enter)
+	}
+	return m, err
+}
+
 // neededBy returns the paths that a helper needs, without symbolic links, as the mount table has them.
 func neededBy(u Unit, program string, binds []resolvconf.Bind) []string {
-	paths := []string{u.StateDir, filepath.Dir(program), certificates}
-	if u.CacheDir != "" {
-		paths = append(paths, u.CacheDir)
-	}
+	paths := append(u.directories(), filepath.Dir(program), certificates)
 	for _, b := range binds {
 		paths = append(paths, b.Source, b.Target)
 	}
+	return resolved(paths)
+}
+
+// resolved returns the paths without symbolic links, where they can be resolved.
+func resolved(paths []string) []string {
 	for i, path := range paths {
-		if resolved, err := filepath.EvalSymlinks(path); err == nil {
-			paths[i] = resolved
+		if r, err := filepath.EvalSymlinks(path); err == nil {
+			paths[i] = r
 		}
 	}
 	return paths
@@ -217,14 +234,8 @@ func neededBy(u Unit, program string, binds []resolvconf.Bind) []string {
 
 // parents returns the directories in which the directories of further helpers will appear.
 func parents(u Unit) []string {
-	dirs := []string{u.StateDir}
-	if u.CacheDir != "" {
-		dirs = append(dirs, u.CacheDir)
-	}
+	dirs := resolved(u.directories())
 	for i, dir := range dirs {
-		if resolved, err := filepath.EvalSymlinks(dir); err == nil {
-			dir = resolved
-		}
 		dirs[i] = filepath.Dir(dir)
 	}
 	return dirs

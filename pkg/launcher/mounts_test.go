@@ -102,8 +102,9 @@ func holdsNothing(t *testing.T, shared bool) {
 	if resolved, err := filepath.EvalSymlinks(target); err == nil {
 		target = resolved
 	}
-	p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: u.uid, Last: u.uid + 10}),
-		launcher.WithResolver(fixed{{Source: own, Target: own}, {Source: own, Target: target}}))
+	p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.Options{
+		UIDs: launcher.UIDRange{First: u.uid, Last: u.uid + 10}, Resolver: fixed{{Source: own, Target: own}, {Source: own, Target: target}},
+	})
 	startBy(t, p, u)
 	s := u.run("credentials", "wait:"+u.state()+"/go")
 	if line := u.says("credentials "); !strings.HasPrefix(line, "credentials 200 ") {
@@ -133,7 +134,8 @@ func holdsNothing(t *testing.T, shared bool) {
 	late := u.dir + "/late"
 	volumes[late] = mountVolume(t, late)
 	for line := range strings.SplitSeq(string(readAll(t, fmt.Sprintf("/proc/%d/mountinfo", s.PID))), "\n") {
-		if strings.Contains(line, "shared:") || !shared && (strings.Contains(line, "master:") || strings.Contains(line, " - fuse ") || strings.Contains(line, disk) || strings.Contains(line, late)) {
+		if strings.Contains(line, "shared:") || !shared && (strings.Contains(line, "master:") ||
+			strings.Contains(line, " - fuse ") || strings.Contains(line, disk) || strings.Contains(line, late)) {
 			t.Errorf("the helper holds %s", line)
 		}
 	}
@@ -155,7 +157,9 @@ func holdsNothing(t *testing.T, shared bool) {
 		}
 	}
 
-	for _, path := range []string{u.dir + "/hidden", u.dir + "/hidden/below", u.dir + "/stacked", u.dir + "/stacked", disk + "/nested", disk, late, aside + "/volume", aside} {
+	for _, path := range []string{
+		u.dir + "/hidden", u.dir + "/hidden/below", u.dir + "/stacked", u.dir + "/stacked", disk + "/nested", disk, late, aside + "/volume", aside,
+	} {
 		if err := unix.Unmount(path, 0); err != nil {
 			t.Errorf("unmounting %s: %v", path, err)
 		}
@@ -244,7 +248,7 @@ func TestHelperIsNotStartedWhenTheResolverFails(t *testing.T) {
 	u := prepare(t, firstUID+22)
 	broken := errors.New("no resolv.conf")
 	for _, r := range []launcher.Resolver{failing{broken}, fixed{{Source: "/nowhere", Target: "/nowhere"}}} {
-		p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: u.uid, Last: u.uid}), launcher.WithResolver(r))
+		p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.Options{UIDs: launcher.UIDRange{First: u.uid, Last: u.uid}, Resolver: r})
 		socket, err := helper.Listen(filepath.Join(u.dir, "sock"))
 		if err != nil {
 			t.Fatal(err)

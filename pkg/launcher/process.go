@@ -14,6 +14,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
@@ -21,6 +22,9 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
@@ -57,14 +61,33 @@ type Doer interface {
 	Foreign() bool
 }
 
+// Options configure a launcher. A field that is zero has its default.
+type Options struct {
+	UIDs UIDRange // of the helpers to start and to list; the default is DefaultUIDs
+	// Resolver has the files by which helpers resolve names, in another mount namespace than the host's. The default is that they resolve
+	// names as the host does. Systemd also does so if units get no mount namespace although the kernel has no Landlock.
+	Resolver Resolver
+
+	// The others are for Systemd.
+
+	// Sockets are the paths, on the host, of the sockets to call systemd; the first that answers is used. A socket named "private" is
+	// systemd's own, any other is a bus. The default is both.
+	Sockets       []string
+	StopTimeout   time.Duration // that a helper has when systemd stops it; the default is DefaultStopTimeout
+	SliceLimits   Limits        // of all helpers together; a zero field keeps the administrator's setting
+	DefaultLimits Limits        // of units without their own
+	Properties    []Property    // set on every unit, if the host's systemd knows them
+	Nameservers   []netip.Addr  // that units may reach although they are among the addresses that the sandbox denies
+	NoLandlock    bool          // units have mount namespaces of their own, as on a kernel without Landlock
+}
+
 // Process launches helpers as children of the driver. Each runs in its own session, as its mount's uid, without capabilities or a
-// way to get any, in the host's mount namespace (but see WithResolver). Unless the driver is in PID 1's cgroups, helpers run in a
+// way to get any, in the host's mount namespace (but see Options.Resolver). Unless the driver is in PID 1's cgroups, helpers run in a
 // cgroup outside of its own. They survive the driver, and init reaps them then. Until then each method call reaps exited
 // helpers.
 type Process struct {
 	ns      Doer
-	program string
-	onHost  bool // program is a path on the host
+	program string // on the host
 	uids    UIDRange
 	view    *view // nil: names are resolved as the host does
 
@@ -75,26 +98,6 @@ type Process struct {
 
 	mu       sync.Mutex
 	children map[int]struct{} // not reaped yet
-	moved    bool             // leaving the driver's cgroup was tried,
-	moveErr  error            // with this outcome
-}
-
-// Option changes a Process.
-type Option func(*Process)
-
-// WithUIDs bounds the uids of helpers to start. The default is DefaultUIDs.
-func WithUIDs(r UIDRange) Option { return func(p *Process) { p.uids = r } }
-
-// WithHostProgram makes the program's path one on the host. By default it is one that this process sees.
-func WithHostProgram() Option { return func(p *Process) { p.onHost = true } }
-
-// WithResolver starts helpers in another mount namespace, with the files of the Resolver. By default they are in the host's, and resolve
-// names as the host does.
-func WithResolver(r Resolver) Option { return func(p *Process) { p.view = newView(p.ns, r) } }
-
-// WithLandlock sets the version of Landlock that restricts helpers; 0 is none. The default is the kernel's.
-func WithLandlock(abi int) Option {
-	return func(p *Process) { p.landlock, p.noLandlock = abi, "not requested" }
 }
 
 // Sandbox returns the state of the sandbox.
@@ -114,13 +117,20 @@ func (p *Process) ResolvesBy() (bool, string) {
 	return true, ""
 }
 
-// NewProcess returns a launcher of a program that is a helper in its mode `helper`. It starts nothing.
-func NewProcess(ns Doer, program string, opts ...Option) *Process {
-	p := &Process{ns: ns, program: program, uids: DefaultUIDs(), children: map[int]struct{}{}}
+// Prepares reports whether a helper can be started as a spare and later become that of a mount. The mount namespace of a Resolver
+// may not show the directories that it gets then. Nothing denies helpers of this launcher any address.
+func (p *Process) Prepares([]netip.Addr) bool { return p.view == nil || !p.view.alone.Load() }
+
+// Limit does nothing, because this launcher enforces no limits.
+func (p *Process) Limit(context.Context, Unit) error { return nil }
+
+// Describe does nothing, because processes have no descriptions.
+func (p *Process) Describe(context.Context, Unit) error { return nil }
+
+// NewProcess returns a launcher of a program, a path on the host, that is a helper in its mode `helper`. It starts nothing.
+func NewProcess(ns Doer, program string, o Options) *Process {
+	p := &Process{ns: ns, program: program, uids: o.UIDs.orDefault(), view: newView(ns, o.Resolver), children: map[int]struct{}{}}
 	p.landlock, p.noLandlock = kernelLandlock()
-	for _, o := range opts {
-		o(p)
-	}
 	return p
 }
 
@@ -131,42 +141,7 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 	if err := u.check(p.uids); err != nil {
 		return err
 	}
-	// It is executed through a descriptor, because its path may not exist on the host, or not be accessible to the mount's uid.
-	var own *os.File
-	if !p.onHost {
-		f, err := os.Open(p.program)
-		if err != nil {
-			return fmt.Errorf("start the helper of %s: %w", u.Name, err)
-		}
-		defer f.Close()
-		own = f
-	}
-	var view *os.File
-	if p.view != nil {
-		var err error
-		if view, err = p.view.open(ctx, u, p.program); err != nil {
-			return fmt.Errorf("start the helper of %s: %w", u.Name, err)
-		}
-		defer view.Close()
-	}
-	var pid int
-	err := p.ns.Do(ctx, "starting the helper of "+u.Name, func() error {
-		if err := ctx.Err(); err != nil {
-			return err // the caller has stopped waiting
-		}
-		program := own
-		if p.onHost {
-			f, err := os.Open(p.program)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			program = f
-		}
-		var err error
-		pid, err = p.startOnOwnThread(u, program, view)
-		return err
-	})
+	pid, err := p.start(ctx, u)
 	if err != nil {
 		return fmt.Errorf("start the helper of %s: %w", u.Name, err)
 	}
@@ -181,6 +156,33 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 	}
 	log.V(2).Info("Helper started", "spare", u.Spare)
 	return nil
+}
+
+func (p *Process) start(ctx context.Context, u Unit) (pid int, err error) {
+	var view *os.File
+	if p.view != nil {
+		if view, err = p.view.openNamespace(ctx, u, p.program); err != nil {
+			return 0, err
+		}
+		defer view.Close()
+	}
+	return host.Call(ctx, p.ns, "starting the helper of "+u.Name, nil, func() (int, error) {
+		if err := ctx.Err(); err != nil {
+			return 0, err // the caller has stopped waiting
+		}
+		// It is executed through a descriptor, because its path may not be accessible to the mount's uid.
+		program, err := os.Open(p.program)
+		if err != nil {
+			return 0, err
+		}
+		defer program.Close()
+		return p.startOnOwnThread(u, program, view)
+	})
+}
+
+// directories returns those that belong to the mount.
+func (u Unit) directories() []string {
+	return helper.Assignment{StateDir: u.StateDir, CacheDir: u.CacheDir}.Directories()
 }
 
 func (u Unit) check(uids UIDRange) error {
@@ -212,7 +214,7 @@ func (p *Process) startOnOwnThread(u Unit, program, view *os.File) (pid int, err
 				return
 			}
 		}
-		if err = reduceThread(); err != nil {
+		if err = runas.Reduce(); err != nil {
 			return
 		}
 		args := u.arguments(p.landlock > 0)
@@ -229,7 +231,7 @@ func (p *Process) startOnOwnThread(u Unit, program, view *os.File) (pid int, err
 	if p.ns.Foreign() {
 		start() // on the thread that has entered the host's mount namespace; another one would be in the container's
 	} else {
-		host.OnThrowawayThread(start)
+		proc.OnThrowawayThread(start)
 	}
 	return pid, err
 }
@@ -252,39 +254,6 @@ func kernelLandlock() (abi int, why string) {
 func unfiltered() []string {
 	if err := sandbox.FiltersCalls(); err != nil {
 		return []string{"seccomp (" + err.Error() + ")"}
-	}
-	return nil
-}
-
-// reduceThread removes every way to privileges from this thread and its future children. It keeps the effective set, which the change
-// of the uid needs and then empties.
-func reduceThread() error {
-	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
-		return fmt.Errorf("clear ambient capabilities: %w", err)
-	}
-	for c := range uintptr(64) {
-		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
-		if errors.Is(err, unix.EINVAL) && c > unix.CAP_LAST_CAP {
-			break // the kernel has no more
-		}
-		if errors.Is(err, unix.EINVAL) {
-			continue // an older kernel
-		}
-		if err != nil {
-			return fmt.Errorf("drop capability %d from the bounding set: %w", c, err)
-		}
-	}
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		return fmt.Errorf("read capabilities: %w", err)
-	}
-	data[0].Inheritable, data[1].Inheritable = 0, 0
-	if err := unix.Capset(&header, &data[0]); err != nil {
-		return fmt.Errorf("clear inheritable capabilities: %w", err)
-	}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("set no_new_privs: %w", err)
 	}
 	return nil
 }
@@ -368,18 +337,10 @@ func withFDs(fn func(fds []uintptr) error, files ...*os.File) error {
 		if len(fds) == len(files) {
 			return fn(fds)
 		}
-		raw, err := files[len(fds)].SyscallConn()
-		if err != nil {
-			return err
-		}
-		var inner error
-		if err := raw.Control(func(fd uintptr) {
-			fds = append(fds, fd)
-			inner = next()
-		}); err != nil {
-			return err
-		}
-		return inner
+		return osfile.WithFD(files[len(fds)], func(fd int) error {
+			fds = append(fds, uintptr(fd))
+			return next()
+		})
 	}
 	return next()
 }

@@ -73,7 +73,8 @@ func TestHelperAndClientHaveNoPrivilegesAndTheirOwnUID(t *testing.T) {
 		if cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid)); err != nil || cwd != "/" {
 			t.Errorf("%s: working directory %q, %v", who, cwd, err)
 		}
-		if limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid)); err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "core file size 0 0") {
+		limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
+		if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "core file size 0 0") {
 			t.Errorf("%s: core dumps are possible (%v)", who, err)
 		}
 	}
@@ -331,7 +332,7 @@ func TestKillEndsHelperAndClient(t *testing.T) {
 }
 
 func TestKillRefusesUIDsOfUsers(t *testing.T) {
-	p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: 5000, Last: 6000}))
+	p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.Options{UIDs: launcher.UIDRange{First: 5000, Last: 6000}})
 	for _, uid := range []uint32{0, 1, 999, 65534, 65535, 1<<32 - 1, 1<<32 - 2} {
 		if err := p.Kill(bounded(t), uid); !fault.Is(err, fault.Invalid) {
 			t.Errorf("kill uid %d: %v", uid, err)
@@ -346,7 +347,7 @@ func TestKillRefusesUIDsOfUsers(t *testing.T) {
 func TestUIDRangeLimitsOnlyStart(t *testing.T) {
 	u := start(t, firstUID+90)
 	u.hello()
-	other := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: u.uid + 1, Last: u.uid + 1}))
+	other := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.Options{UIDs: launcher.UIDRange{First: u.uid + 1, Last: u.uid + 1}})
 	if alive, err := other.Alive(bounded(t), u.uid); err != nil || !alive {
 		t.Errorf("alive %t, %v", alive, err)
 	}
@@ -371,7 +372,7 @@ func TestBadUnitsAreRefused(t *testing.T) {
 	} {
 		u := good
 		change(&u)
-		if err := launcher.NewProcess(plain{}, "/proc/self/exe").Start(bounded(t), u); err == nil {
+		if err := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.Options{}).Start(bounded(t), u); err == nil {
 			t.Errorf("%s: started", what)
 		}
 	}
@@ -459,13 +460,13 @@ func TestStartStopsWithItsContext(t *testing.T) {
 
 func TestListReturnsTheUIDsThatHaveProcesses(t *testing.T) {
 	u, other := start(t, firstUID+60), start(t, firstUID+61)
-	narrow := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: firstUID + 60, Last: firstUID + 60}))
-	want := []launcher.UnitInfo{{UID: u.uid, Active: "active"}}
+	narrow := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.Options{UIDs: launcher.UIDRange{First: firstUID + 60, Last: firstUID + 60}})
+	want := []launcher.UnitInfo{{UID: u.uid}}
 	if list, err := narrow.List(bounded(t)); err != nil || !slices.Equal(list, want) {
 		t.Errorf("%+v %v, want %+v", list, err, want)
 	}
 	list, err := u.p.List(bounded(t))
-	if err != nil || !slices.Contains(list, want[0]) || !slices.Contains(list, launcher.UnitInfo{UID: other.uid, Active: "active"}) {
+	if err != nil || !slices.Contains(list, want[0]) || !slices.Contains(list, launcher.UnitInfo{UID: other.uid}) {
 		t.Errorf("%+v %v", list, err)
 	}
 	if err := u.p.Kill(bounded(t), u.uid); err != nil {

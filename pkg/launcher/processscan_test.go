@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,7 +32,7 @@ func sleeperAs(t *testing.T, uid uint32) (kill func() error) {
 	return kill
 }
 
-func TestProcessScanSeesProcessesStartedBeforeIt(t *testing.T) {
+func TestProcessScan_SeesProcessesStartedBeforeIt(t *testing.T) {
 	const uid = 2_123_456
 	var s processScan
 	if alive, err := s.alive(t.Context(), uid); err != nil || alive {
@@ -62,7 +63,7 @@ func TestProcessScanSeesProcessesStartedBeforeIt(t *testing.T) {
 }
 
 // Where no process has a uid, nothing is scanned. Those that are no mount's, such as zombies and those of pods, are told apart by a scan.
-func TestAScanIsForUIDsOfProcesses(t *testing.T) {
+func TestProcessScan_IsSkippedForUnusedUIDs(t *testing.T) {
 	const uid = 2_123_461
 	scans := 0
 	var s processScan
@@ -101,7 +102,7 @@ func TestAScanIsForUIDsOfProcesses(t *testing.T) {
 }
 
 // Mounts that end together do not need a scan each, also if other processes have their uids.
-func TestKillsShareScans(t *testing.T) {
+func TestProcessScan_ConcurrentKillsShareScans(t *testing.T) {
 	const uid, callers = 2_123_459, 50
 	_ = sleeperAs(t, uid)
 	var scans, called atomic.Int32
@@ -125,6 +126,19 @@ func TestKillsShareScans(t *testing.T) {
 	wg.Wait()
 	if n := scans.Load(); n == 0 || n > callers/2 { // usually two or three
 		t.Errorf("%d scans for %d callers", n, callers)
+	}
+}
+
+func TestProcessScan_KillReturnsWhenTheProcessesHaveExited(t *testing.T) {
+	const uid = 2_123_458
+	_, _ = sleeperAs(t, uid), sleeperAs(t, uid)
+	var s processScan
+	began := time.Now()
+	if err := s.killAll(t.Context(), uid, time.Minute, func() {}); err != nil || time.Since(began) > 30*time.Second {
+		t.Errorf("%v after %v", err, time.Since(began))
+	}
+	if alive, err := s.alive(t.Context(), uid); err != nil || alive {
+		t.Errorf("alive %t, %v", alive, err)
 	}
 }
 

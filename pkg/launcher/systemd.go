@@ -1,10 +1,10 @@
 package launcher
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
@@ -43,7 +44,7 @@ const (
 // restarts, until ctx or patience ends.
 type Systemd struct {
 	ns          Doer
-	program     string
+	program     string // on the host
 	uids        UIDRange
 	stopTimeout time.Duration
 	sliceLimits Limits
@@ -52,8 +53,7 @@ type Systemd struct {
 	sandbox     *hostSandbox
 	view        *view // nil: units resolve names as the host does
 	scan        processScan
-	limited     atomic.Bool            // sliceLimits are set
-	group       atomic.Pointer[string] // see sliceGroup; nil: not known yet
+	limited     atomic.Bool // sliceLimits are set
 }
 
 // Property is a unit property as systemd's D-Bus interface takes it (org.freedesktop.systemd1(5)).
@@ -62,92 +62,41 @@ type Property struct {
 	Value any
 }
 
-// SystemdOption changes a Systemd.
-type SystemdOption func(*Systemd)
-
-// WithSystemdUIDs bounds the uids of helpers to start and list. The default is DefaultUIDs.
-func WithSystemdUIDs(r UIDRange) SystemdOption { return func(s *Systemd) { s.uids = r } }
-
-// WithSockets sets the paths, on the host, of the sockets to call systemd; the first that answers is used. The default is
-// DefaultSockets. A socket named "private" is systemd's own, any other is a bus.
-func WithSockets(paths ...string) SystemdOption {
-	return func(s *Systemd) { s.systemd.sockets = paths }
-}
-
-// WithStopTimeout sets the time that a helper has when systemd stops it. The default is DefaultStopTimeout.
-func WithStopTimeout(d time.Duration) SystemdOption { return func(s *Systemd) { s.stopTimeout = d } }
-
-// WithSliceLimits limits all helpers together. A zero field keeps the administrator's setting.
-func WithSliceLimits(l Limits) SystemdOption { return func(s *Systemd) { s.sliceLimits = l } }
-
-// WithDefaultLimits sets the limits of units without their own.
-func WithDefaultLimits(l Limits) SystemdOption { return func(s *Systemd) { s.defaults = l } }
-
-// WithProperties sets further properties on every unit, if the host's systemd knows them.
-func WithProperties(p ...Property) SystemdOption { return func(s *Systemd) { s.sandbox.extra = p } }
-
-// WithSystemdResolver makes units resolve names by the files of the Resolver. By default, and if they get no mount namespace although the
-// kernel has no Landlock, they resolve names as the host does.
-func WithSystemdResolver(r Resolver) SystemdOption {
-	return func(s *Systemd) { s.sandbox.resolver, s.view = r, newView(s.ns, r) }
-}
-
-// WithSystemdNameservers sets the name servers that units may reach although they are among the addresses that the sandbox denies.
-func WithSystemdNameservers(all ...netip.Addr) SystemdOption {
-	return func(s *Systemd) { s.sandbox.nameservers = all }
-}
-
-// WithSystemdLandlock sets the version of Landlock that restricts helpers; 0 is none: then units have mount namespaces of their own. The
-// default is the kernel's.
-func WithSystemdLandlock(abi int) SystemdOption {
-	return func(s *Systemd) { s.sandbox.landlock, s.sandbox.noLandlock = abi, "not requested" }
-}
-
-// DefaultSockets are the system bus and, in case that does not answer, systemd's own socket.
-func DefaultSockets() []string {
-	return []string{"/run/dbus/system_bus_socket", "/run/systemd/private"}
-}
-
 // NewSystemd returns a launcher of a helper program, an absolute path on the host that the units' uids can execute. The program calls
 // runas.Exec in the mode runas.Mode, and helper.Run in the mode `helper`. NewSystemd does not call systemd; Check does.
-func NewSystemd(ns Doer, program string, opts ...SystemdOption) (*Systemd, error) {
+func NewSystemd(ns Doer, program string, o Options) (*Systemd, error) {
+	if o.Sockets == nil {
+		o.Sockets = []string{"/run/dbus/system_bus_socket", "/run/systemd/private"}
+	}
 	s := &Systemd{
-		ns: ns, program: program, uids: DefaultUIDs(), stopTimeout: DefaultStopTimeout,
-		systemd: &dialer{ns: ns, sockets: DefaultSockets(), slots: make(chan struct{}, maxConnections)},
-		sandbox: &hostSandbox{lacking: map[string]bool{}, unenforced: map[string]string{}},
+		ns: ns, uids: o.UIDs.orDefault(), stopTimeout: cmp.Or(o.StopTimeout, DefaultStopTimeout), sliceLimits: o.SliceLimits, defaults: o.DefaultLimits,
+		systemd: &dialer{ns: ns, sockets: o.Sockets, slots: make(chan struct{}, maxConnections)},
+		sandbox: &hostSandbox{
+			extra: o.Properties, resolver: o.Resolver, nameservers: o.Nameservers,
+			noLandlock: "not requested", lacking: map[string]bool{},
+		},
+		view: newView(ns, o.Resolver),
 	}
-	s.sandbox.landlock, s.sandbox.noLandlock = kernelLandlock()
+	if !o.NoLandlock {
+		s.sandbox.landlock, s.sandbox.noLandlock = kernelLandlock()
+	}
 	s.scan.find = s.find
-	for _, o := range opts {
-		o(s)
-	}
-	if !filepath.IsAbs(program) {
-		return nil, fmt.Errorf("launch helpers with systemd: the program %q is not an absolute path", program)
-	}
-	if len(s.systemd.sockets) == 0 {
-		return nil, errors.New("launch helpers with systemd: no socket")
-	}
 	for _, l := range []Limits{s.sliceLimits, s.defaults} {
 		if err := l.check(); err != nil {
 			return nil, fmt.Errorf("launch helpers with systemd: %w", err)
 		}
 	}
-	return s, nil
+	return s, s.SetProgram(program)
 }
 
-// With returns a copy of the launcher for another program, including what is known of the host. Check needs no program, and its result
-// can decide where the program is installed.
-func (s *Systemd) With(program string) (*Systemd, error) {
+// SetProgram changes the program of helpers to start. Call it before Start: Check needs no program, and its result can decide where the
+// program is installed.
+func (s *Systemd) SetProgram(program string) error {
 	if !filepath.IsAbs(program) {
-		return nil, fmt.Errorf("launch helpers with systemd: the program %q is not an absolute path", program)
+		return fmt.Errorf("launch helpers with systemd: the program %q is not an absolute path", program)
 	}
-	other := &Systemd{
-		ns: s.ns, program: program, uids: s.uids, stopTimeout: s.stopTimeout, sliceLimits: s.sliceLimits, defaults: s.defaults,
-		systemd: s.systemd, sandbox: s.sandbox.clone(), view: s.view,
-	}
-	other.limited.Store(s.limited.Load())
-	other.scan.find = other.find
-	return other, nil
+	s.program = program
+	return nil
 }
 
 // Program returns the path of the helper program on the host.
@@ -165,7 +114,7 @@ func (s *Systemd) Start(ctx context.Context, u Unit) error {
 	}
 	files := []*os.File{u.Socket}
 	if s.view != nil && s.sandbox.confines() {
-		view, err := s.view.open(ctx, u, s.program)
+		view, err := s.view.openNamespace(ctx, u, s.program)
 		if err != nil {
 			return fmt.Errorf("start the helper of %s: %w", u.Name, err)
 		}
@@ -174,10 +123,10 @@ func (s *Systemd) Start(ctx context.Context, u Unit) error {
 	}
 	var pid int
 	err := withFDs(func(fds []uintptr) error {
-		again := false
+		start := unitStart{launcher: s, unit: u, fds: fds}
 		return s.systemd.call(ctx, "start the helper of "+u.Name, func(ctx context.Context, b *bus) (err error) {
-			pid, err = s.start(ctx, b, u, fds, again)
-			again = true // the unit may exist if systemd's answer was lost
+			pid, err = start.run(ctx, b)
+			start.repeated = true
 			return err
 		})
 	}, files...)
@@ -215,59 +164,74 @@ func validUnitName(name string) bool {
 
 func unitName(name string) string { return unitPrefix + name + unitSuffix }
 
-// start starts the unit and waits for its process. It retries without each property that systemd does not know, without Landlock if the
-// process cannot use it, and after it has removed an ended unit of that name. again means that an earlier attempt may have started the unit.
-// The descriptors are the socket and, with a Resolver and Landlock, the mount namespace.
-func (s *Systemd) start(ctx context.Context, b *bus, u Unit, fds []uintptr, again bool) (pid int, err error) {
+// unitStart is the start of a unit, which may take several calls to systemd.
+type unitStart struct {
+	launcher *Systemd
+	unit     Unit
+	fds      []uintptr // of the socket and, with a Resolver and Landlock, the mount namespace
+	repeated bool      // a former call may have started the unit, if systemd's answer was lost
+
+	// Of the current call:
+	cleared    bool // an ended unit of that name was removed
+	unconfined bool // the unit could not use Landlock
+}
+
+// run starts the unit and waits for its process. It retries without each property that systemd does not know, without Landlock if the
+// process cannot use it, and after it has removed an ended unit of that name.
+func (u *unitStart) run(ctx context.Context, b *bus) (pid int, err error) {
+	s, name := u.launcher, unitName(u.unit.Name)
+	u.cleared, u.unconfined = false, false
 	if err := s.limitSlice(ctx, b); err != nil {
 		return 0, err
 	}
-	if err := s.checkMounts(ctx); err != nil {
-		return 0, err
-	}
-	name := unitName(u.Name)
-	for cleared, dropped := false, false; ; {
+	for {
+		if err := s.checkMounts(ctx); err != nil {
+			return 0, err
+		}
 		binds, err := s.sandbox.binds(ctx)
 		if err != nil {
 			return 0, err
 		}
 		job := make(chan string, 1) // buffered, so that the connection never waits for a receiver
-		_, err = b.StartTransientUnitContext(ctx, name, "fail", s.properties(u, binds, fds), job)
+		_, err = b.conn.StartTransientUnitContext(ctx, name, "fail", s.properties(u.unit, binds, u.fds), job)
 		switch {
 		case err == nil:
-			pid, err := s.awaitStart(ctx, b, u, job)
-			if errors.Is(err, errNoLandlock) && !dropped {
-				dropped = true
-				s.sandbox.dropLandlock(ctx, "the unit of the first helper could not use it; see its journal")
-				if err := s.checkMounts(ctx); err != nil {
-					return 0, err
-				}
-				continue
+			pid, err := s.awaitStart(ctx, b, u.unit, job)
+			if !errors.Is(err, errNoLandlock) || u.unconfined {
+				return pid, err
 			}
-			return pid, err
+			u.unconfined = true
+			s.sandbox.dropLandlock(ctx, "the unit of the first helper could not use it; see its journal")
 		case isDBusError(err, errReadOnly) && s.sandbox.recordUnsupported(ctx, err):
 		case isDBusError(err, errUnitExists):
-			state, serr := b.unit(ctx, name)
-			switch {
-			case serr != nil:
-				return 0, serr
-			case !state.ours():
-				return 0, fault.Errorf(fault.Exists, "unit %s exists and was not started by this driver", name)
-			case !state.dead() && again:
-				return s.awaitStart(ctx, b, u, nil)
-			case !state.dead():
-				return 0, fault.Errorf(fault.Exists, "unit %s exists and is %s", name, state.active())
-			case cleared:
-				return 0, fault.Errorf(fault.Busy, "unit %s has exited, but systemd does not remove it", name)
-			}
-			cleared = true
-			if err := b.forget(ctx, name); err != nil {
-				return 0, err
+			if pid, err := u.resolveConflict(ctx, b); err != nil || pid != 0 {
+				return pid, err
 			}
 		default:
 			return 0, err
 		}
 	}
+}
+
+// resolveConflict handles a unit of the same name. If a former call has started it, that continues, and the pid is its process's. If it
+// has ended, it is removed, and the pid is 0. Any other one is an error.
+func (u *unitStart) resolveConflict(ctx context.Context, b *bus) (pid int, err error) {
+	name := unitName(u.unit.Name)
+	state, err := b.unit(ctx, name)
+	switch {
+	case err != nil:
+		return 0, err
+	case !state.ours():
+		return 0, fault.Errorf(fault.Exists, "unit %s exists and was not started by this driver", name)
+	case !state.dead() && u.repeated:
+		return u.launcher.awaitStart(ctx, b, u.unit, nil)
+	case !state.dead():
+		return 0, fault.Errorf(fault.Exists, "unit %s exists and is %s", name, state.active())
+	case u.cleared:
+		return 0, fault.Errorf(fault.Busy, "unit %s has exited, but systemd does not remove it", name)
+	}
+	u.cleared = true
+	return 0, b.forgetUnit(ctx, name)
 }
 
 // awaitStart waits until the unit's process is the helper, without privileges. If job is nil, or its end is missed, the unit's state
@@ -288,13 +252,13 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 			break
 		}
 		// Not all properties of a service, for which systemd would read the unit's cgroup.
-		if state, err = b.GetUnitPropertiesContext(ctx, name); err != nil {
+		if state, err = b.conn.GetUnitPropertiesContext(ctx, name); err != nil {
 			return 0, err
 		}
 		active = state.active() == "active"
 		ended = ended || active || state.dead() && !state.hasJob()
 	}
-	main, err := b.GetServicePropertyContext(ctx, name, "MainPID")
+	main, err := b.conn.GetServicePropertyContext(ctx, name, "MainPID")
 	if err != nil {
 		return 0, err
 	}
@@ -302,7 +266,7 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 		pid = int(n)
 	}
 	if !active || pid == 0 {
-		return 0, b.failed(ctx, name, s.program)
+		return 0, b.failureOf(ctx, name, s.program)
 	}
 	for {
 		confined, err := confined(pid, u.UID)
@@ -311,12 +275,10 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 		}
 		if err != nil { // it has exited
 			if state, serr := b.unit(ctx, name); serr == nil && state.active() != "active" {
-				return 0, b.failed(ctx, name, s.program)
+				return 0, b.failureOf(ctx, name, s.program)
 			}
 		}
-		select {
-		case <-time.After(confinePause):
-		case <-ctx.Done():
+		if !conc.Sleep(ctx, confinePause) {
 			return 0, fmt.Errorf("wait for process %d to become uid %d without privileges: %w", pid, u.UID, context.Cause(ctx))
 		}
 	}
@@ -335,7 +297,7 @@ func (s *Systemd) Kill(ctx context.Context, uid uint32) error {
 		return fmt.Errorf("kill processes: %w", err)
 	}
 	return s.systemd.call(ctx, fmt.Sprintf("kill the processes of uid %d", uid), func(ctx context.Context, b *bus) error {
-		units, err := b.list(ctx)
+		units, err := b.listUnits(ctx)
 		if err != nil {
 			return err
 		}
@@ -345,35 +307,20 @@ func (s *Systemd) Kill(ctx context.Context, uid uint32) error {
 				its = append(its, unitName(u.Name))
 			}
 		}
-		return b.end(ctx, its, func() error { return s.scan.killAll(ctx, uid, killPause, func() {}) })
+		return b.endUnits(ctx, its, func() error { return s.scan.killAll(ctx, uid, killPause, func() {}) })
 	})
 }
 
-// Remove ends and removes the unit of that name. A missing unit is not an error. A unit that this driver did not start is not touched
-// (fault.Exists).
-func (s *Systemd) Remove(ctx context.Context, name string) error {
-	if !validUnitName(name) {
-		return fault.Errorf(fault.Invalid, "remove a unit: invalid name %q", name)
-	}
-	return s.systemd.call(ctx, "end unit "+unitName(name), func(ctx context.Context, b *bus) error {
-		state, err := b.unit(ctx, unitName(name))
-		if err != nil || !state.loaded() {
-			return err
-		}
-		if !state.ours() {
-			return fault.Errorf(fault.Exists, "unit %s was not started by this driver", unitName(name))
-		}
-		return b.end(ctx, []string{unitName(name)}, func() error { return nil })
-	})
-}
+// untilReboot is for settings that systemd must not keep longer.
+const untilReboot = true
 
-// limitSlice sets the limits of all helpers together, once. systemd keeps them until the host reboots.
+// limitSlice sets the limits of all helpers together, once.
 func (s *Systemd) limitSlice(ctx context.Context, b *bus) error {
 	props := s.sliceLimits.properties()
 	if s.limited.Load() || len(props) == 0 {
 		return nil // systemd creates the slice with the first service
 	}
-	if err := b.SetUnitPropertiesContext(ctx, Slice, true, wire(props)...); err != nil {
+	if err := b.conn.SetUnitPropertiesContext(ctx, Slice, untilReboot, wire(props)...); err != nil {
 		return fmt.Errorf("limit %s: %w", Slice, err)
 	}
 	s.limited.Store(true)

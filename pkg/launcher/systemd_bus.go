@@ -22,7 +22,9 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
@@ -69,12 +71,12 @@ type dialer struct {
 
 // bus is a connection. It is used by one call at a time.
 type bus struct {
-	*sd.Conn
+	conn   *sd.Conn
 	cancel context.CancelFunc
 }
 
 func (b *bus) close() {
-	b.Close()
+	b.conn.Close()
 	b.cancel()
 }
 
@@ -89,7 +91,7 @@ func (d *dialer) call(ctx context.Context, what string, fn func(context.Context,
 		return fmt.Errorf("%s: %d other calls to systemd are in flight: %w", what, maxConnections, context.Cause(ctx))
 	}
 	for end := time.Now().Add(patience); ; {
-		err := d.once(ctx, fn)
+		err := d.callOnce(ctx, fn)
 		switch {
 		case err == nil:
 			return nil
@@ -103,16 +105,13 @@ func (d *dialer) call(ctx context.Context, what string, fn func(context.Context,
 		case time.Now().After(end):
 			return fault.Errorf(fault.Unavailable, "%s: systemd did not answer for %s: %w", what, patience, err)
 		}
-		select {
-		case <-time.After(redialPause):
-		case <-ctx.Done():
-		}
+		conc.Sleep(ctx, redialPause)
 	}
 }
 
-// once calls fn with a connection, which ends with ctx.
-func (d *dialer) once(ctx context.Context, fn func(context.Context, *bus) error) error {
-	b := d.kept()
+// callOnce calls fn with a connection, which ends with ctx.
+func (d *dialer) callOnce(ctx context.Context, fn func(context.Context, *bus) error) error {
+	b := d.takeIdle()
 	if b == nil {
 		var err error
 		if b, err = d.connect(ctx); err != nil {
@@ -122,22 +121,22 @@ func (d *dialer) once(ctx context.Context, fn func(context.Context, *bus) error)
 	unbind := context.AfterFunc(ctx, b.cancel)
 	err := fn(ctx, b)
 	if unbind() && (err == nil || !lost(err)) {
-		d.keep(b)
+		d.keepIdle(b)
 		return err
 	}
 	b.close()
 	return err
 }
 
-// kept returns a connection of a former call, nil if there is none.
-func (d *dialer) kept() *bus {
+// takeIdle returns a connection of a former call, nil if there is none.
+func (d *dialer) takeIdle() *bus {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for len(d.idle) > 0 {
 		last := len(d.idle) - 1
 		b := d.idle[last]
 		d.idle = d.idle[:last]
-		if b.Connected() {
+		if b.conn.Connected() {
 			return b
 		}
 		b.close()
@@ -145,8 +144,8 @@ func (d *dialer) kept() *bus {
 	return nil
 }
 
-// keep keeps a connection for the next call.
-func (d *dialer) keep(b *bus) {
+// keepIdle keeps a connection for the next call.
+func (d *dialer) keepIdle(b *bus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.idle = append(d.idle, b)
@@ -207,39 +206,30 @@ func (d *dialer) dial(ctx context.Context, path string) (*bus, error) {
 	unbind := context.AfterFunc(ctx, cancel)
 	overdue := time.AfterFunc(dialTimeout, cancel)
 	conn, err := sd.NewConnection(func() (*dbus.Conn, error) { return d.dialBus(own, path) })
-	if !unbind() {
-		if err == nil {
-			conn.Close()
-		}
+	switch {
+	case !unbind():
 		err = context.Cause(ctx)
-	} else if !overdue.Stop() { // the result of the handshake does not matter
-		if err == nil {
-			conn.Close()
-		}
+	case !overdue.Stop(): // the result of the handshake does not matter
 		err = os.ErrDeadlineExceeded
+	case err == nil:
+		return &bus{conn, cancel}, nil
 	}
-	if err != nil {
-		cancel()
-		return nil, err
+	if conn != nil {
+		conn.Close()
 	}
-	return &bus{conn, cancel}, nil
+	cancel()
+	return nil, err
 }
 
 // dialBus makes one connection. The path is opened on the host, because a restart of the bus would make a container's mount of it
 // stale.
 func (d *dialer) dialBus(ctx context.Context, path string) (*dbus.Conn, error) {
-	dialled := make(chan *dbus.Conn, 1) // an abandoned connection ends with ctx
-	err := d.ns.Do(ctx, "connecting to "+path, func() error {
-		c, err := dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(path), dbus.WithContext(ctx))
-		if err == nil {
-			dialled <- c
-		}
-		return err
+	c, err := host.Call(ctx, d.ns, "connecting to "+path, nil, func() (*dbus.Conn, error) { // an abandoned connection ends with ctx
+		return dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(path), dbus.WithContext(ctx))
 	})
 	if err != nil {
 		return nil, err
 	}
-	c := <-dialled
 	err = c.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))})
 	if err == nil && filepath.Base(path) != "private" { // systemd's own socket is not a bus
 		err = c.Hello()
@@ -266,14 +256,8 @@ func lost(err error) bool {
 			"org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner", "org.freedesktop.DBus.Error.Timeout",
 			"org.freedesktop.DBus.Error.TimedOut", "org.freedesktop.DBus.Error.LimitsExceeded")
 	}
-	for _, e := range []error{
-		dbus.ErrClosed, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, syscall.ENOTCONN,
-	} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	ended := []error{dbus.ErrClosed, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, syscall.ENOTCONN}
+	return slices.ContainsFunc(ended, func(e error) bool { return errors.Is(err, e) })
 }
 
 func classify(err error) error {
@@ -281,7 +265,8 @@ func classify(err error) error {
 	case isDBusError(err, errShuttingDown, errDestructive):
 		return fault.Errorf(fault.Unavailable, "the host is shutting down: %w", err)
 	case isDBusError(err, errAccessDenied):
-		return fault.Errorf(fault.Precondition, "the host does not let this process start units (it must be root there, and SELinux and D-Bus policies must allow it): %w", err)
+		return fault.Errorf(fault.Precondition, "the host does not let this process start units "+
+			"(it must be root there, and SELinux and D-Bus policies must allow it): %w", err)
 	}
 	return err
 }
@@ -296,17 +281,9 @@ func unknownProperty(err error) (string, bool) {
 	return m[1], true
 }
 
-func (b *bus) kill(ctx context.Context, name string) error {
-	err := b.KillUnitWithTarget(ctx, name, sd.All, int32(unix.SIGKILL))
-	if isDBusError(err, errNoSuchUnit, errNoSuchProcess, errUnknownProcess) {
-		return nil
-	}
-	return err
-}
-
-// forget makes systemd remove a unit that has ended, unless it has already.
-func (b *bus) forget(ctx context.Context, name string) error {
-	if err := b.ResetFailedUnitContext(ctx, name); err != nil && !isDBusError(err, errNoSuchUnit) {
+// forgetUnit makes systemd remove a unit that has ended, unless it has already.
+func (b *bus) forgetUnit(ctx context.Context, name string) error {
+	if err := b.conn.ResetFailedUnitContext(ctx, name); err != nil && !isDBusError(err, errNoSuchUnit) {
 		return fmt.Errorf("forget %s: %w", name, err)
 	}
 	// systemd removes it a moment later, and the name is in use until then.
@@ -315,22 +292,21 @@ func (b *bus) forget(ctx context.Context, name string) error {
 		if err != nil || !state.transient() || !state.dead() {
 			return err
 		}
-		select {
-		case <-time.After(confinePause):
-		case <-ctx.Done():
+		if !conc.Sleep(ctx, confinePause) {
 			return fmt.Errorf("forget %s: %w", name, context.Cause(ctx))
 		}
 	}
 }
 
-// end kills units: it cancels queued starts, kills the units' processes, calls kill, waits until the units have ended, and
+// endUnits kills units: it cancels queued starts, kills the units' processes, calls kill, waits until the units have ended, and
 // forgets them.
-func (b *bus) end(ctx context.Context, units []string, kill func() error) error {
+func (b *bus) endUnits(ctx context.Context, units []string, kill func() error) error {
 	for _, name := range units {
-		if _, err := b.StopUnitContext(ctx, name, "replace", nil); err != nil && !isDBusError(err, errNoSuchUnit) {
+		if _, err := b.conn.StopUnitContext(ctx, name, "replace", nil); err != nil && !isDBusError(err, errNoSuchUnit) {
 			return fmt.Errorf("stop %s: %w", name, err)
 		}
-		if err := b.kill(ctx, name); err != nil {
+		err := b.conn.KillUnitWithTarget(ctx, name, sd.All, int32(unix.SIGKILL))
+		if err != nil && !isDBusError(err, errNoSuchUnit, errNoSuchProcess, errUnknownProcess) {
 			return fmt.Errorf("kill %s: %w", name, err)
 		}
 	}
@@ -346,31 +322,29 @@ func (b *bus) end(ctx context.Context, units []string, kill func() error) error 
 			if state.dead() {
 				break
 			}
-			select {
-			case <-time.After(pause):
-			case <-ctx.Done():
+			if !conc.Sleep(ctx, pause) {
 				return fmt.Errorf("unit %s is still %s: %w", name, state.active(), context.Cause(ctx))
 			}
 		}
-		if err := b.forget(ctx, name); err != nil {
+		if err := b.forgetUnit(ctx, name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// failed returns the reason why a unit did not start its program, and forgets the unit.
-func (b *bus) failed(ctx context.Context, name, program string) error {
+// failureOf returns the reason why a unit did not start its program, and forgets the unit.
+func (b *bus) failureOf(ctx context.Context, name, program string) error {
 	state, err := b.unit(ctx, name)
 	if err != nil {
 		return err
 	}
-	r := state.result()
-	err = fault.Errorf(fault.Precondition, "systemd could not start %s on the host: %s; see journalctl -u %s", program, r, name)
-	if r.ExitCode == sandbox.ExitUnsupported {
+	how, status := state.exit()
+	err = fault.Errorf(fault.Precondition, "systemd could not start %s on the host: %s; see journalctl -u %s", program, how, name)
+	if status == sandbox.ExitUnsupported {
 		err = fmt.Errorf("%w: %w", errNoLandlock, err)
 	}
-	if ferr := b.forget(ctx, name); ferr != nil {
+	if ferr := b.forgetUnit(ctx, name); ferr != nil {
 		klog.FromContext(ctx).Error(ferr, "Cannot remove failed unit", "unit", name)
 	}
 	return err

@@ -26,17 +26,20 @@ func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 	var version string
 	var known map[string]any
 	check := func(ctx context.Context, b *bus) error {
-		err := b.manager("Version", &version)
+		quoted, err := b.conn.GetManagerProperty("Version")
 		if err != nil {
-			return err
+			return fmt.Errorf("read systemd's version: %w", err)
+		}
+		if version, err = strconv.Unquote(quoted); err != nil {
+			return fmt.Errorf("read systemd's version: %w", err)
 		}
 		// systemd lists the properties of a service that does not exist, too
-		known, err = b.GetUnitTypePropertiesContext(ctx, unitName("probe"), "Service")
+		known, err = b.conn.GetUnitTypePropertiesContext(ctx, unitName("probe"), "Service")
 		return err
 	}
 	// If no socket answers and systemd did not boot the host, there is nothing to wait for. A systemd that re-executes itself is
 	// back in a moment.
-	err := s.systemd.once(ctx, check)
+	err := s.systemd.callOnce(ctx, check)
 	if none := (connectError)(nil); errors.As(err, &none) && none.absent() {
 		booted, berr := bootedWithSystemd(ctx, s.ns)
 		if berr != nil {
@@ -70,19 +73,9 @@ func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 	return s.Sandbox(), nil
 }
 
-// manager reads a property of systemd's manager. It ends with the connection.
-func (b *bus) manager(name string, to *string) error {
-	quoted, err := b.GetManagerProperty(name)
-	if err != nil {
-		return fmt.Errorf("read systemd's %s: %w", name, err)
-	}
-	*to, err = strconv.Unquote(quoted)
-	return err
-}
-
 // checkMounts determines whether new units may have a mount namespace.
 func (s *Systemd) checkMounts(ctx context.Context) error {
-	if !s.sandbox.isolates() {
+	if s.sandbox.confines() {
 		return nil
 	}
 	shared, err := sharedRoot(ctx, s.ns)
@@ -113,11 +106,11 @@ func parseVersion(version string) (int, error) {
 
 // unifiedCgroups reports whether the host has the unified cgroup hierarchy, which filters of addresses need.
 func unifiedCgroups(ctx context.Context, ns Doer) (bool, error) {
-	var st unix.Statfs_t
-	if err := ns.Do(ctx, "reading the host's cgroups", func() error { return unix.Statfs("/sys/fs/cgroup", &st) }); err != nil {
-		return false, err
-	}
-	return st.Type == unix.CGROUP2_SUPER_MAGIC, nil
+	return host.Call(ctx, ns, "reading the host's cgroups", nil, func() (bool, error) {
+		var st unix.Statfs_t
+		err := unix.Statfs("/sys/fs/cgroup", &st)
+		return st.Type == unix.CGROUP2_SUPER_MAGIC, err
+	})
 }
 
 // sharedRoot reports whether the host's / is a shared mount, so that an unmount on the host propagates to the mount namespaces of
@@ -125,34 +118,19 @@ func unifiedCgroups(ctx context.Context, ns Doer) (bool, error) {
 // after an unmount, and those that systemd (before 254 at least) hides below the new root cannot be reached. Each copy pins its
 // file system as long as the service runs, so the client would never exit.
 func sharedRoot(ctx context.Context, ns Doer) (bool, error) {
-	shared := make(chan bool, 1)
-	err := ns.Do(ctx, "reading the host's mount table", func() error {
+	return host.Call(ctx, ns, "reading the host's mount table", nil, func() (bool, error) {
 		roots, err := host.ThreadMounts(func(m host.Mount) bool { return m.Mountpoint == "/" })
-		if err != nil {
-			return err
-		}
-		shared <- len(roots) > 0 && roots[len(roots)-1].Shared()
-		return nil
+		return len(roots) > 0 && roots[len(roots)-1].Shared(), err
 	})
-	if err != nil {
-		return false, err
-	}
-	return <-shared, nil
 }
 
 // bootedWithSystemd reports whether systemd booted the host, as sd_booted(3) does.
 func bootedWithSystemd(ctx context.Context, ns Doer) (bool, error) {
-	const sign = "/run/systemd/system"
-	var fi fs.FileInfo
-	err := ns.Do(ctx, "checking for systemd on the host", func() (err error) {
-		fi, err = os.Lstat(sign)
-		return err
+	return host.Call(ctx, ns, "checking for systemd on the host", nil, func() (bool, error) {
+		fi, err := os.Lstat("/run/systemd/system")
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		}
+		return err == nil && fi.IsDir(), err
 	})
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("check for systemd on the host: %w", err)
-	}
-	return fi.IsDir(), nil
 }

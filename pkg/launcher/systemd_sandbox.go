@@ -14,47 +14,67 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
+// need is what a property of the sandbox needs to have an effect.
+type need int
+
+const (
+	nothing need = iota
+	// vital properties are always set: a unit is not started without them.
+	vital
+	// unified properties need the unified cgroup hierarchy.
+	unified
+	// mounts properties need a mount namespace (see sharedRoot). With Landlock they are not used, because it restricts the same without one.
+	mounts
+)
+
+// sandboxed is a property of the sandbox.
 type sandboxed struct {
-	Property
-	unified bool // the host must have the unified cgroup hierarchy
-	mounts  bool // it needs a mount namespace; see sharedRoot
-	hides   bool // not needed with Landlock, which restricts the same without a mount namespace
-	vital   bool // a unit is not started without it
+	Property Property
+	need     need
 }
 
-// unitSandbox returns the properties that restrict a unit, with the directories that it may write to and the addresses that it needs.
-// Each property that hides or remounts something costs every start a pass over all the host's mounts. So properties that only deny what
-// a user without capabilities cannot do anyway are not used (ProtectKernelTunables and the like took 80 ms of CPU per start on a host
-// with 200 mounts), and those that hide something only where the kernel has no Landlock. None makes systemd filter system calls: it
-// would assemble several filters for each unit (10 ms of CPU), and the helper has one (sandbox.RestrictCalls).
-//
-// join means that the unit's process enters another mount namespace before it drops its privileges.
-func unitSandbox(writable []string, needs []netip.Addr, join bool) []sandboxed {
+// unitParams are those of a unit on which its properties depend.
+type unitParams struct {
+	writable []string          // directories
+	needs    []netip.Addr      // addresses that it must reach
+	binds    []resolvconf.Bind // files of the Resolver
+	join     bool              // its process enters another mount namespace before it drops its privileges
+}
+
+// properties returns the sandbox of a unit: what restricts it, and the files of the Resolver. Each property that hides or remounts
+// something costs every start a pass over all the host's mounts. So properties that only deny what a user without capabilities cannot do
+// anyway are not used (ProtectKernelTunables and the like took 80 ms of CPU per start on a host with 200 mounts), and those that hide
+// something only where the kernel has no Landlock. None makes systemd filter system calls: it would assemble several filters for each unit
+// (10 ms of CPU), and the helper has one (sandbox.RestrictCalls).
+func (h *hostSandbox) properties(u unitParams) []sandboxed {
 	capabilities := uint64(1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETPCAP)
-	if join {
+	if u.join {
 		capabilities |= 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SYS_CHROOT
 	}
-	plain := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}} }
-	vital := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}, vital: true} }
-	hides := func(name string, value any) sandboxed {
-		return sandboxed{Property: Property{name, value}, mounts: true, hides: true}
-	}
-	return []sandboxed{
-		vital("NoNewPrivileges", true),
+	properties := []sandboxed{
+		{Property{"NoNewPrivileges", true}, vital},
 		// runas needs these and drops them all. Start checks that.
-		vital("CapabilityBoundingSet", capabilities),
-		vital("AmbientCapabilities", uint64(0)),
-		hides("ProtectSystem", "strict"),
-		hides("ReadWritePaths", writable),
-		hides("ProtectHome", "yes"),
-		hides("PrivateTmp", true),
-		hides("PrivateDevices", true),                     // the helper gets the FUSE descriptor over the socket
-		hides("InaccessiblePaths", []string{"-/dev/shm"}), // it would be the host's own, where files outlive the unit
-		hides("ProtectProc", "invisible"),
-		plain("UMask", uint32(0o077)),
-		plain("LimitCORE", uint64(0)),
-		{Property: Property{"IPAddressDeny", metadata(needs)}, unified: true},
+		{Property{"CapabilityBoundingSet", capabilities}, vital},
+		{Property{"AmbientCapabilities", uint64(0)}, vital},
+		{Property{"ProtectSystem", "strict"}, mounts},
+		{Property{"ReadWritePaths", u.writable}, mounts},
+		{Property{"ProtectHome", "yes"}, mounts},
+		{Property{"PrivateTmp", true}, mounts},
+		{Property{"PrivateDevices", true}, mounts},                     // the helper gets the FUSE descriptor over the socket
+		{Property{"InaccessiblePaths", []string{"-/dev/shm"}}, mounts}, // it would be the host's own, where files outlive the unit
+		{Property{"ProtectProc", "invisible"}, mounts},
+		{Property{"UMask", uint32(0o077)}, nothing},
+		{Property{"LimitCORE", uint64(0)}, nothing},
+		{Property{"IPAddressDeny", metadata(slices.Concat(h.nameservers, u.needs))}, unified},
 	}
+	if h.resolver == nil {
+		return properties
+	}
+	files := make([]bindMount, 0, len(u.binds))
+	for _, b := range u.binds {
+		files = append(files, bindMount{Source: b.Source, Target: b.Target})
+	}
+	return append(properties, sandboxed{Property{bindProperty, files}, mounts})
 }
 
 // bindProperty is the property that mounts the files of a Resolver.
@@ -93,22 +113,12 @@ type hostSandbox struct {
 	nameservers []netip.Addr
 
 	mu         sync.Mutex
-	landlock   int               // version of Landlock that restricts helpers; 0: none
-	noLandlock string            // why there is none
-	unshared   bool              // the host's / is not a shared mount
-	version    string            // of the systemd that answered last
-	lacking    map[string]bool   // properties that it does not know
-	unenforced map[string]string // properties that have no effect on this host, and why
-}
-
-// clone returns an independent copy.
-func (h *hostSandbox) clone() *hostSandbox {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return &hostSandbox{
-		extra: h.extra, resolver: h.resolver, nameservers: h.nameservers, landlock: h.landlock, noLandlock: h.noLandlock, unshared: h.unshared, version: h.version,
-		lacking: maps.Clone(h.lacking), unenforced: maps.Clone(h.unenforced),
-	}
+	landlock   int             // version of Landlock that restricts helpers; 0: none
+	noLandlock string          // why there is none
+	unshared   bool            // the host's / is not a shared mount
+	version    string          // of the systemd that answered last
+	lacking    map[string]bool // properties that it does not know
+	legacy     bool            // the host has no unified cgroup hierarchy
 }
 
 // confines reports whether helpers are restricted with Landlock.
@@ -117,9 +127,6 @@ func (h *hostSandbox) confines() bool {
 	defer h.mu.Unlock()
 	return h.landlock > 0
 }
-
-// isolates reports whether units have mount namespaces of their own, if the host's / is shared.
-func (h *hostSandbox) isolates() bool { return !h.confines() }
 
 // dropLandlock makes further units do without Landlock.
 func (h *hostSandbox) dropLandlock(ctx context.Context, why string) {
@@ -131,22 +138,9 @@ func (h *hostSandbox) dropLandlock(ctx context.Context, why string) {
 	h.landlock, h.noLandlock = 0, why
 }
 
-// parts are the properties that units have now. Call under mu.
-func (h *hostSandbox) parts(writable []string, needs []netip.Addr, binds []resolvconf.Bind, join bool) []sandboxed {
-	return slices.DeleteFunc(h.all(writable, needs, binds, join), func(p sandboxed) bool { return p.hides && h.landlock > 0 })
-}
-
-// all are the properties that units may have: the sandbox and the files of the Resolver.
-func (h *hostSandbox) all(writable []string, needs []netip.Addr, binds []resolvconf.Bind, join bool) []sandboxed {
-	parts := unitSandbox(writable, append(slices.Clone(h.nameservers), needs...), join)
-	if h.resolver == nil {
-		return parts
-	}
-	seen := make([]bindMount, 0, len(binds))
-	for _, b := range binds {
-		seen = append(seen, bindMount{Source: b.Source, Target: b.Target})
-	}
-	return append(parts, sandboxed{Property: Property{bindProperty, seen}, mounts: true, hides: true})
+// current returns the properties that units have now. Call under mu.
+func (h *hostSandbox) current(u unitParams) []sandboxed {
+	return slices.DeleteFunc(h.properties(u), func(p sandboxed) bool { return p.need == mounts && h.landlock > 0 })
 }
 
 // binds returns the Resolver's files for a unit that starts now with a mount namespace of its own.
@@ -161,29 +155,29 @@ func (h *hostSandbox) binds(ctx context.Context) ([]resolvconf.Bind, error) {
 }
 
 // complete adds the sandbox to the properties of a unit and removes those that the host's systemd does not know.
-func (h *hostSandbox) complete(props []Property, u Unit, writable []string, binds []resolvconf.Bind, join bool) []Property {
+func (h *hostSandbox) complete(props []Property, u Unit, params unitParams) []Property {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, p := range h.parts(writable, u.Needs, binds, join) {
-		if u.Callers && p.Name == "ProtectProc" {
+	for _, p := range h.current(params) {
+		if u.Callers && p.Property.Name == "ProtectProc" {
 			continue // the client must see its callers; the kernel still protects what other processes keep private
 		}
-		if !p.mounts || !h.unshared {
+		if p.need != mounts || !h.unshared {
 			props = append(props, p.Property)
 		}
 	}
-	return h.without(append(props, h.extra...))
+	return h.known(append(props, h.extra...))
 }
 
 // supported returns the properties that the host's systemd knows.
 func (h *hostSandbox) supported(props []Property) []Property {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.without(props)
+	return h.known(props)
 }
 
-// without removes the properties that the host's systemd does not know. Call under mu.
-func (h *hostSandbox) without(props []Property) []Property {
+// known removes the properties that the host's systemd does not know. Call under mu.
+func (h *hostSandbox) known(props []Property) []Property {
 	return slices.DeleteFunc(props, func(p Property) bool { return h.lacking[p.Name] })
 }
 
@@ -210,16 +204,17 @@ func (h *hostSandbox) report() Sandbox {
 	if h.landlock == 0 {
 		box.NoLandlock, box.Isolates = h.noLandlock, !h.unshared
 	}
-	for _, p := range h.parts(nil, nil, nil, false) {
-		switch why, idle := h.unenforced[p.Name]; {
-		case h.lacking[p.Name]:
-			box.Missing = append(box.Missing, p.Name+" (not supported by systemd "+h.version+")")
-		case idle:
-			box.Missing = append(box.Missing, p.Name+" ("+why+")")
-		case p.mounts && h.unshared:
-			box.Missing = append(box.Missing, p.Name+" (the host's / is not a shared mount)")
+	for _, p := range h.current(unitParams{}) {
+		name := p.Property.Name
+		switch {
+		case h.lacking[name]:
+			box.Missing = append(box.Missing, name+" (not supported by systemd "+h.version+")")
+		case p.need == unified && h.legacy:
+			box.Missing = append(box.Missing, name+" (the host has no unified cgroup hierarchy)")
+		case p.need == mounts && h.unshared:
+			box.Missing = append(box.Missing, name+" (the host's / is not a shared mount)")
 		default:
-			box.Present = append(box.Present, p.Name)
+			box.Present = append(box.Present, name)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(h.lacking)) {
@@ -231,21 +226,15 @@ func (h *hostSandbox) report() Sandbox {
 	return box
 }
 
-// update records systemd's version and the properties that it supports.
-// unified reports whether the host has the unified cgroup hierarchy.
+// update records systemd's version, the properties that it knows, and whether the host has the unified cgroup hierarchy.
 func (h *hostSandbox) update(version string, known map[string]any, unified bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.version = version
+	h.version, h.legacy = version, !unified
 	clear(h.lacking)
-	clear(h.unenforced)
-	for _, p := range h.all(nil, nil, nil, false) {
-		_, knows := known[p.Name]
-		switch {
-		case !knows && !p.vital:
-			h.lacking[p.Name] = true
-		case p.unified && !unified:
-			h.unenforced[p.Name] = "the host has no unified cgroup hierarchy"
+	for _, p := range h.properties(unitParams{}) {
+		if _, knows := known[p.Property.Name]; !knows && p.need != vital {
+			h.lacking[p.Property.Name] = true
 		}
 	}
 }
@@ -272,15 +261,14 @@ func (h *hostSandbox) recordUnsupported(ctx context.Context, err error) bool {
 	defer h.mu.Unlock()
 	dispensable := name == "OOMPolicy" || name == "CollectMode" ||
 		slices.ContainsFunc(h.extra, func(p Property) bool { return p.Name == name }) ||
-		slices.ContainsFunc(h.all(nil, nil, nil, false), func(p sandboxed) bool { return p.Name == name && !p.vital })
+		slices.ContainsFunc(h.properties(unitParams{}), func(p sandboxed) bool { return p.Property.Name == name && p.need != vital })
 	if !dispensable {
 		return false
 	}
-	known := h.lacking[name]
-	h.lacking[name] = true
-	if !known {
+	if !h.lacking[name] {
 		klog.FromContext(ctx).Info("systemd does not support sandbox property", "property", name)
 	}
+	h.lacking[name] = true
 	return true
 }
 

@@ -53,7 +53,7 @@ func TestUnknownPropertyIsReadFromTheRightErrorOnly(t *testing.T) {
 }
 
 func TestOnlyDispensablePropertiesAreLeftOut(t *testing.T) {
-	s, err := NewSystemd(here{}, "/helper", WithProperties(Property{"Extra", true}), WithSystemdLandlock(0))
+	s, err := NewSystemd(here{}, "/helper", Options{Properties: []Property{{"Extra", true}}, NoLandlock: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,21 +71,18 @@ func TestOnlyDispensablePropertiesAreLeftOut(t *testing.T) {
 			t.Errorf("%s is still asked for", p.Name)
 		}
 	}
-	if missing := strings.Join(s.Sandbox().Missing, " "); !strings.Contains(missing, "ProtectProc (not supported") || !strings.Contains(missing, "Extra (not supported") {
+	missing := strings.Join(s.Sandbox().Missing, " ")
+	if !strings.Contains(missing, "ProtectProc (not supported") || !strings.Contains(missing, "Extra (not supported") {
 		t.Error(missing)
 	}
 }
 
 func TestUnitsWithAMountNamespaceSeeTheResolversFiles(t *testing.T) {
-	plain, err := NewSystemd(here{}, "/helper", WithSystemdLandlock(0))
+	plain, err := NewSystemd(here{}, "/helper", Options{NoLandlock: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewSystemd(here{}, "/helper", WithSystemdLandlock(0), WithSystemdResolver(stub{{Source: "/run/s3-csi/resolv.conf", Target: "/etc/resolv.conf"}}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := s.With("/other")
+	s, err := NewSystemd(here{}, "/helper", Options{NoLandlock: true, Resolver: stub{{Source: "/run/s3-csi/resolv.conf", Target: "/etc/resolv.conf"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +94,6 @@ func TestUnitsWithAMountNamespaceSeeTheResolversFiles(t *testing.T) {
 	}{
 		{"without a resolver", plain, false, ""},
 		{"with one", s, false, "[{/run/s3-csi/resolv.conf /etc/resolv.conf false 0}]"},
-		{"with one, for another program", other, false, "[{/run/s3-csi/resolv.conf /etc/resolv.conf false 0}]"},
 		{"without a mount namespace", s, true, ""},
 	} {
 		c.s.sandbox.unshared = c.unshared
@@ -133,10 +129,11 @@ type stub []resolvconf.Bind
 func (s stub) Binds(context.Context) ([]resolvconf.Bind, error) { return s, nil }
 
 func TestUnitTextsAreEscaped(t *testing.T) {
-	s, err := NewSystemd(here{}, "/opt/s3-csi/s3-csi-helper", WithSystemdLandlock(7))
+	s, err := NewSystemd(here{}, "/opt/s3-csi/s3-csi-helper", Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.sandbox.landlock = 7
 	for _, p := range s.properties(Unit{Name: "a-1", Description: "two\nlines\x00", StateDir: "/run/$HOME", UID: 5000, GID: 6000}, nil, []uintptr{0}) {
 		switch p.Name {
 		case "Description":
@@ -172,7 +169,8 @@ func TestUIDOfAUnit(t *testing.T) {
 
 func TestValidUnitNames(t *testing.T) {
 	for name, want := range map[string]bool{
-		"zm2ncgjtzq7yf3wnb72dclmm-1": true, "A_b.c": true, "": false, "a/b": false, "a@b": false, `a\x2d`: false, "a b": false, "é": false, strings.Repeat("a", 201): false,
+		"zm2ncgjtzq7yf3wnb72dclmm-1": true, "A_b.c": true, "": false, "a/b": false, "a@b": false, `a\x2d`: false,
+		"a b": false, "é": false, strings.Repeat("a", 201): false,
 	} {
 		if got := validUnitName(name); got != want {
 			t.Errorf("%q: %v", name, got)
@@ -206,17 +204,18 @@ func TestOOMKillsOfBothCgroupVersions(t *testing.T) {
 	}
 }
 
-func TestResultString(t *testing.T) {
-	for want, r := range map[string]Result{
-		"OOM-killed":             {Active: "failed", Result: "oom-kill", Signal: "SIGKILL"},
-		"killed by SIGSEGV":      {Active: "failed", Result: "core-dump", Signal: "SIGSEGV"},
-		"exit status 1":          {Active: "failed", Result: "exit-code", ExitCode: 1},
-		"exit status 217 (USER)": {Active: "failed", Result: "exit-code", ExitCode: 217},
-		"it is active, 2 of its processes OOM-killed": {Active: "active", Result: "success", OOMKills: 2},
-		"it is failed, result timeout":                {Active: "failed", Result: "timeout"},
+func TestUnitState_ExitIsDescribed(t *testing.T) {
+	const exited, killed, dumped = int32(1), int32(2), int32(3)
+	for want, u := range map[string]unitState{
+		"OOM-killed":                   {"ActiveState": "failed", "Result": "oom-kill", "ExecMainCode": killed, "ExecMainStatus": int32(9)},
+		"killed by SIGSEGV":            {"ActiveState": "failed", "Result": "core-dump", "ExecMainCode": dumped, "ExecMainStatus": int32(11)},
+		"exit status 1":                {"ActiveState": "failed", "Result": "exit-code", "ExecMainCode": exited, "ExecMainStatus": int32(1)},
+		"exit status 217 (USER)":       {"ActiveState": "failed", "Result": "exit-code", "ExecMainCode": exited, "ExecMainStatus": int32(217)},
+		"it is active":                 {"ActiveState": "active", "Result": "success"},
+		"it is failed, result timeout": {"ActiveState": "failed", "Result": "timeout", "ExecMainCode": exited, "ExecMainStatus": int32(0)},
 	} {
-		if got := r.String(); got != want {
-			t.Errorf("%+v: %q, want %q", r, got, want)
+		if got, _ := u.exit(); got != want {
+			t.Errorf("%+v: %q, want %q", u, got, want)
 		}
 	}
 }
@@ -238,7 +237,9 @@ func TestLostConnectionsAreRetried(t *testing.T) {
 }
 
 func TestDBusErrorsHaveKinds(t *testing.T) {
-	for name, want := range map[string]fault.Kind{errShuttingDown: fault.Unavailable, errDestructive: fault.Unavailable, errAccessDenied: fault.Precondition, "x": fault.Unknown} {
+	for name, want := range map[string]fault.Kind{
+		errShuttingDown: fault.Unavailable, errDestructive: fault.Unavailable, errAccessDenied: fault.Precondition, "x": fault.Unknown,
+	} {
 		if got := fault.KindOf(classify(dbus.Error{Name: name})); got != want {
 			t.Errorf("%s: %d", name, got)
 		}
@@ -247,12 +248,13 @@ func TestDBusErrorsHaveKinds(t *testing.T) {
 
 func TestInvalidOptionsAreRefused(t *testing.T) {
 	for what, create := range map[string]func() (*Systemd, error){
-		"relative program": func() (*Systemd, error) { return NewSystemd(here{}, "helper") },
-		"no socket":        func() (*Systemd, error) { return NewSystemd(here{}, "/helper", WithSockets()) },
+		"relative program": func() (*Systemd, error) { return NewSystemd(here{}, "helper", Options{}) },
 		"tiny limit": func() (*Systemd, error) {
-			return NewSystemd(here{}, "/helper", WithDefaultLimits(Limits{MemoryMax: 1}))
+			return NewSystemd(here{}, "/helper", Options{DefaultLimits: Limits{MemoryMax: 1}})
 		},
-		"tiny slice": func() (*Systemd, error) { return NewSystemd(here{}, "/helper", WithSliceLimits(Limits{MemoryMax: 1})) },
+		"tiny slice": func() (*Systemd, error) {
+			return NewSystemd(here{}, "/helper", Options{SliceLimits: Limits{MemoryMax: 1}})
+		},
 	} {
 		if _, err := create(); err == nil {
 			t.Errorf("%s is accepted", what)
@@ -265,7 +267,7 @@ func TestCallsToAnUnresponsiveSystemdEndWithTheContext(t *testing.T) {
 	// A socket that accepts and says nothing.
 	l := listen(t, dir+"/private")
 	defer l.Close()
-	s, err := NewSystemd(here{}, "/helper", WithSockets(dir+"/private"))
+	s, err := NewSystemd(here{}, "/helper", Options{Sockets: []string{dir + "/private"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,10 +275,9 @@ func TestCallsToAnUnresponsiveSystemdEndWithTheContext(t *testing.T) {
 	defer cancel()
 	began := time.Now()
 	for what, call := range map[string]func() error{
-		"check":  func() error { _, err := s.Check(ctx); return err },
-		"list":   func() error { _, err := s.List(ctx); return err },
-		"kill":   func() error { return s.Kill(ctx, 5000) },
-		"result": func() error { _, err := s.Result(ctx, "a"); return err },
+		"check": func() error { _, err := s.Check(ctx); return err },
+		"list":  func() error { _, err := s.List(ctx); return err },
+		"kill":  func() error { return s.Kill(ctx, 5000) },
 	} {
 		if err := call(); !errors.Is(err, context.DeadlineExceeded) || !fault.Is(err, fault.Timeout) {
 			t.Errorf("%s: %v (kind %d)", what, err, fault.KindOf(err))
@@ -311,31 +312,6 @@ func TestAbsentSystemd(t *testing.T) {
 	}
 }
 
-func TestWithCopiesTheKnowledgeOfTheHost(t *testing.T) {
-	s, err := NewSystemd(here{}, "/helper", WithDefaultLimits(Limits{TasksMax: 64}), WithSystemdLandlock(0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.sandbox.version, s.sandbox.lacking["ProtectProc"] = "252", true
-	other, err := s.With("/other")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if other.Program() != "/other" || s.Program() != "/helper" || other.defaults.TasksMax != 64 {
-		t.Errorf("%s, %s, %+v", other.Program(), s.Program(), other.defaults)
-	}
-	if box := other.Sandbox(); box.Version != "252" || len(box.Missing) != 1 {
-		t.Errorf("%+v", box)
-	}
-	other.sandbox.lacking["ProtectHome"] = true
-	if len(s.Sandbox().Missing) != 1 {
-		t.Error("they share what they learn later")
-	}
-	if _, err := s.With("relative"); err == nil {
-		t.Error("a relative program is accepted")
-	}
-}
-
 // With Landlock, no property gives a unit a mount namespace, unless the Resolver's files need one.
 func TestUnitsHaveMountNamespacesOnlyWithoutLandlock(t *testing.T) {
 	resolver := stub{{Source: "/run/s3-csi/resolv.conf", Target: "/etc/resolv.conf"}}
@@ -344,22 +320,23 @@ func TestUnitsHaveMountNamespacesOnlyWithoutLandlock(t *testing.T) {
 	for _, c := range []struct {
 		what     string
 		landlock int
-		options  []SystemdOption
+		resolver Resolver
 		want     []string
 		isolates bool
 		kind     string
 	}{
 		{"Landlock", 2, nil, nil, false, "landlock"},
-		{"Landlock and a resolver", 7, []SystemdOption{WithSystemdResolver(resolver)}, []string{joined}, false, "landlock"},
+		{"Landlock and a resolver", 7, resolver, []string{joined}, false, "landlock"},
 		{"no Landlock", 0, nil, hiding, true, "unit"},
-		{"no Landlock and a resolver", 0, []SystemdOption{WithSystemdResolver(resolver)}, append(slices.Clone(hiding), bindProperty), true, "unit"},
+		{"no Landlock and a resolver", 0, resolver, append(slices.Clone(hiding), bindProperty), true, "unit"},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			s, err := NewSystemd(here{}, "/helper", append(c.options, WithSystemdLandlock(c.landlock))...)
+			s, err := NewSystemd(here{}, "/helper", Options{Resolver: c.resolver})
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.sandbox.version = "252"
+			s.sandbox.version, s.sandbox.landlock = "252", c.landlock
+			s.sandbox.noLandlock = map[bool]string{true: "tested"}[c.landlock == 0]
 			var got []string
 			binds, err := s.sandbox.binds(t.Context())
 			if err != nil {
@@ -377,7 +354,8 @@ func TestUnitsHaveMountNamespacesOnlyWithoutLandlock(t *testing.T) {
 				if argv := fmt.Sprint(p.Value); p.Name == "ExecStart" && strings.Contains(argv, "--join") != join {
 					t.Error(argv)
 				}
-				if can := fmt.Sprint(p.Value.Value()); p.Name == "CapabilityBoundingSet" && (can != fmt.Sprint(1<<unix.CAP_SETUID|1<<unix.CAP_SETGID|1<<unix.CAP_SETPCAP)) != join {
+				const fewest = 1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETPCAP
+				if can := fmt.Sprint(p.Value.Value()); p.Name == "CapabilityBoundingSet" && (can != fmt.Sprint(fewest)) != join {
 					t.Errorf("it has the capabilities %s", can)
 				}
 				if argv := fmt.Sprint(p.Value); p.Name == "ExecStart" && strings.Contains(argv, "--landlock") != (c.landlock > 0) {
@@ -388,8 +366,8 @@ func TestUnitsHaveMountNamespacesOnlyWithoutLandlock(t *testing.T) {
 				t.Errorf("%v, want %v", got, c.want)
 			}
 			box := s.Sandbox()
-			if s.sandbox.isolates() != c.isolates || box.Kind() != c.kind || (box.NoLandlock == "") != (c.landlock > 0) || len(box.Missing) > 0 {
-				t.Errorf("it isolates: %v; %+v", s.sandbox.isolates(), box)
+			if box.Isolates != c.isolates || box.Kind() != c.kind || (box.NoLandlock == "") != (c.landlock > 0) || len(box.Missing) > 0 {
+				t.Errorf("%+v", box)
 			}
 			s.sandbox.dropLandlock(t.Context(), "why")
 			if box := s.Sandbox(); box.Kind() != "unit" || !slices.Contains(box.Present, "ProtectSystem") {

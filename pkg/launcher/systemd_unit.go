@@ -1,7 +1,12 @@
 package launcher
 
 import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	sd "github.com/coreos/go-systemd/v22/dbus"
@@ -39,14 +44,10 @@ func (l Limits) check() error {
 }
 
 func (l Limits) or(d Limits) Limits {
-	for _, f := range []struct{ to, from *uint64 }{
-		{&l.MemoryMax, &d.MemoryMax}, {&l.MemoryHigh, &d.MemoryHigh}, {&l.CPUWeight, &d.CPUWeight}, {&l.TasksMax, &d.TasksMax},
-	} {
-		if *f.to == 0 {
-			*f.to = *f.from
-		}
+	return Limits{
+		MemoryMax: cmp.Or(l.MemoryMax, d.MemoryMax), MemoryHigh: cmp.Or(l.MemoryHigh, d.MemoryHigh),
+		CPUWeight: cmp.Or(l.CPUWeight, d.CPUWeight), TasksMax: cmp.Or(l.TasksMax, d.TasksMax),
 	}
-	return l
 }
 
 func (l Limits) properties() []Property {
@@ -122,11 +123,7 @@ func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, fds []uintptr) []s
 		{"Before", containersEnd()},
 	}
 	props = append(props, u.Limits.or(s.defaults).properties()...)
-	writable := []string{u.StateDir}
-	if u.CacheDir != "" {
-		writable = append(writable, u.CacheDir)
-	}
-	return wire(s.sandbox.complete(props, u, writable, binds, as.Join))
+	return wire(s.sandbox.complete(props, u, unitParams{writable: u.directories(), needs: u.Needs, binds: binds, join: as.Join}))
 }
 
 func wire(props []Property) []sd.Property {
@@ -145,4 +142,38 @@ func oneLine(text string) string {
 		}
 		return r
 	}, text)
+}
+
+// Prepares reports whether a unit can be started as a spare and later become that of a mount that needs these addresses. With Landlock,
+// the directories of a spare can get other paths; a mount namespace of its own would show the former ones.
+func (s *Systemd) Prepares(needs []netip.Addr) bool {
+	own := s.sandbox.nameservers
+	return s.sandbox.confines() && len(metadata(slices.Concat(own, needs))) == len(metadata(own)) && (s.view == nil || !s.view.alone.Load())
+}
+
+// Limit gives the unit of a spare, which has the default limits, those of its mount.
+func (s *Systemd) Limit(ctx context.Context, u Unit) error {
+	if err := u.Limits.check(); err != nil {
+		return fmt.Errorf("limit %s: %w", unitName(u.Name), err)
+	}
+	limits := u.Limits.or(s.defaults)
+	if limits == s.defaults {
+		return nil
+	}
+	return s.set(ctx, "limit "+unitName(u.Name), u, limits.properties())
+}
+
+// Describe gives the unit of a spare the description of its mount.
+func (s *Systemd) Describe(ctx context.Context, u Unit) error {
+	return s.set(ctx, "describe "+unitName(u.Name), u, []Property{{"Description", oneLine(u.Description)}})
+}
+
+// set changes properties of a running unit until it ends. A property that the host's systemd does not know is left out, as in Start.
+func (s *Systemd) set(ctx context.Context, what string, u Unit, props []Property) error {
+	if !validUnitName(u.Name) {
+		return fault.Errorf(fault.Invalid, "%s: invalid name %q", what, u.Name)
+	}
+	return s.systemd.call(ctx, what, func(ctx context.Context, b *bus) error {
+		return b.conn.SetUnitPropertiesContext(ctx, unitName(u.Name), untilReboot, wire(s.sandbox.supported(props))...)
+	})
 }

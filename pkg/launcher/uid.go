@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
@@ -22,6 +22,13 @@ type UIDRange struct{ First, Last uint32 }
 
 // DefaultUIDs are all uids that a mount can have.
 func DefaultUIDs() UIDRange { return UIDRange{First: minUID, Last: maxUID} }
+
+func (r UIDRange) orDefault() UIDRange {
+	if r == (UIDRange{}) {
+		return DefaultUIDs()
+	}
+	return r
+}
 
 const (
 	minUID = 1000          // smaller uids belong to root and the system's services
@@ -67,7 +74,7 @@ func (p *Process) List(ctx context.Context) ([]UnitInfo, error) {
 	var list []UnitInfo
 	for uid := range alive {
 		if p.uids.check(uid) == nil {
-			list = append(list, UnitInfo{UID: uid, Active: "active"})
+			list = append(list, UnitInfo{UID: uid})
 		}
 	}
 	slices.SortFunc(list, func(a, b UnitInfo) int { return cmp.Compare(a.UID, b.UID) })
@@ -89,46 +96,13 @@ func (s *processScan) killAll(ctx context.Context, uid uint32, pause time.Durati
 		if err != nil || len(pids) == 0 {
 			return err
 		}
-		awaitExits(pids, pause)
+		wait, cancel := context.WithTimeout(ctx, pause)
+		for _, pid := range pids { // only another scan proves that all have exited: one may have forked
+			host.AwaitExit(wait, pid, uid)
+		}
+		cancel()
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("kill the processes of uid %d: %v have not exited: %w", uid, pids, err)
-		}
-	}
-}
-
-// awaitExits returns when the processes have exited, at the latest after pause. Only another scan can prove that they have: a pid
-// may have been reused, and a process may have forked.
-func awaitExits(pids []int, pause time.Duration) {
-	end := time.Now().Add(pause)
-	for _, pid := range pids {
-		fd, err := unix.PidfdOpen(pid, 0)
-		if errors.Is(err, unix.ESRCH) {
-			continue
-		}
-		if err != nil {
-			time.Sleep(time.Until(end))
-			return
-		}
-		awaitExit(fd, end)
-		_ = unix.Close(fd)
-	}
-}
-
-// awaitExit returns when the process of a pidfd has exited, at the latest at end.
-func awaitExit(pidfd int, end time.Time) {
-	for {
-		left := time.Until(end)
-		if left <= 0 {
-			return
-		}
-		timeout := unix.NsecToTimespec(left.Nanoseconds())
-		n, err := unix.Ppoll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, &timeout, nil)
-		switch {
-		case n > 0:
-			return
-		case err != nil && !errors.Is(err, unix.EINTR): // a signal of the Go runtime
-			time.Sleep(time.Until(end))
-			return
 		}
 	}
 }
@@ -226,17 +200,7 @@ func runsAs(status proc.Status, uid uint32) bool {
 type processScan struct {
 	find  finder // nil: findOnHost
 	looks host.Looks
-
-	mu      sync.Mutex
-	next    *scanResult
-	running sync.Mutex // held by the one scan that runs
-}
-
-// scanResult is the result of one scan. uids and err are final when done is closed.
-type scanResult struct {
-	done chan struct{}
-	uids map[uint32]bool
-	err  error
+	reads conc.Reader[map[uint32]bool]
 }
 
 // scanTimeout bounds a scan, which reads only /proc.
@@ -263,20 +227,11 @@ func hasThreads(uid uint32) bool {
 
 // uids returns the uids that have processes, from a scan that begins after the call.
 func (s *processScan) uids(ctx context.Context) (map[uint32]bool, error) {
-	s.mu.Lock()
-	result := s.next
-	if result == nil {
-		result = &scanResult{done: make(chan struct{})}
-		s.next = result
-		go s.run(context.WithoutCancel(ctx), result) // other callers share it
+	uids, err := s.reads.Read(ctx, s.scan)
+	if err != nil {
+		return nil, fmt.Errorf("look for processes: %w", err)
 	}
-	s.mu.Unlock()
-	select {
-	case <-result.done:
-		return result.uids, result.err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("look for processes: %w", context.Cause(ctx))
-	}
+	return uids, nil
 }
 
 func (s *processScan) finder() finder {
@@ -286,18 +241,11 @@ func (s *processScan) finder() finder {
 	return s.find
 }
 
-// run fills in a result, after the scan that is running.
-func (s *processScan) run(ctx context.Context, result *scanResult) {
-	s.running.Lock()
-	defer s.running.Unlock()
-	s.mu.Lock()
-	s.next = nil // callers from now on need a scan that begins later
-	s.mu.Unlock()
-	defer close(result.done)
+func (s *processScan) scan(ctx context.Context) (map[uint32]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
 	defer cancel()
 	found := make(chan map[uint32]bool, 1) // buffered: after ctx ends, no caller receives it
-	result.err = s.finder()(ctx, func(is member) error {
+	err := s.finder()(ctx, func(is member) error {
 		uids := map[uint32]bool{}
 		err := eachProcess(ctx, func(pid int, status proc.Status) {
 			if uid, _, ok := status.UIDs(); ok && uid >= minUID && !uids[uid] && runsAs(status, uid) && is(pid, uid, status) {
@@ -307,7 +255,8 @@ func (s *processScan) run(ctx context.Context, result *scanResult) {
 		found <- uids
 		return err
 	})
-	if result.err == nil {
-		result.uids = <-found
+	if err != nil {
+		return nil, err
 	}
+	return <-found, nil
 }

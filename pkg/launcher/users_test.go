@@ -24,7 +24,7 @@ func (plainDoer) Do(_ context.Context, _ string, fn func() error) error {
 
 // A container with user ids of its own has the host's in blocks, and some of them may be those of mounts: its processes are
 // neither a mount's nor a stray's.
-func TestProcessesOfOtherUserNamespacesAreLeftAlone(t *testing.T) {
+func TestUIDScan_SparesOtherUserNamespaces(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it maps user ids")
 	}
@@ -43,7 +43,7 @@ func TestProcessesOfOtherUserNamespacesAreLeftAlone(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	p := NewProcess(plainDoer{}, "/bin/true")
+	p := NewProcess(plainDoer{}, "/bin/true", Options{})
 	if alive, err := p.Alive(ctx, uid); err != nil || alive {
 		t.Errorf("it is taken for a mount's: %v", err)
 	}
@@ -111,7 +111,7 @@ func needUserNamespaces(t *testing.T, uid uint32) {
 
 // A pod chooses the uids of its processes freely: one of a mount's uid, in a PID namespace that the runtime made, is
 // neither a mount's nor a leftover, also in namespaces that it makes itself inside.
-func TestProcessesOfPodsAreLeftAlone(t *testing.T) {
+func TestUIDScan_SparesProcessesOfPods(t *testing.T) {
 	const uid = 2_124_568
 	as(t, uid, syscall.CLONE_NEWPID, "sleep", "61")
 	pids := []int{sleeperOf(t, uid, "61", 2)}
@@ -129,7 +129,7 @@ func leftAlone(t *testing.T, uid uint32, pids ...int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	p := NewProcess(plainDoer{}, "/bin/true")
+	p := NewProcess(plainDoer{}, "/bin/true", Options{})
 	if alive, err := p.Alive(ctx, uid); err != nil || alive {
 		t.Errorf("Alive: %v, %v", alive, err)
 	}
@@ -147,7 +147,7 @@ func leftAlone(t *testing.T, uid uint32, pids ...int) {
 }
 
 // A client that was taken over cannot escape by making namespaces of its own.
-func TestProcessesInTheirOwnNamespacesAreKilled(t *testing.T) {
+func TestUIDScan_KillsProcessesInTheirOwnNamespaces(t *testing.T) {
 	const uid = 2_124_569
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it starts processes as other users")
@@ -167,7 +167,7 @@ func TestProcessesInTheirOwnNamespacesAreKilled(t *testing.T) {
 			pid := sleeperOf(t, uid, "63", tc.level)
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
-			p := NewProcess(plainDoer{}, "/bin/true")
+			p := NewProcess(plainDoer{}, "/bin/true", Options{})
 			status, err := statusOf(pid)
 			if err != nil || !onHost(ctx, &p.scan.looks)(pid, uid, status) {
 				t.Errorf("it does not count: %v", err)

@@ -30,11 +30,11 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
-	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 )
 
@@ -74,7 +74,7 @@ type Server struct {
 	records records
 	places  *pins.Pins // the driver's own mounts: not where users see a file system
 	metrics metrics
-	locks   namedlock.Locks // by target
+	locks   conc.Locks // by target
 
 	mu      sync.Mutex
 	base    context.Context // of reconcilers; nil while Run does not run

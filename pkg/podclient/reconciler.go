@@ -14,9 +14,10 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/fdpass"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 	"github.com/s3-csi/s3-csi-driver/pkg/status"
 )
 
@@ -120,7 +121,7 @@ func (r *reconciler) listen(ctx context.Context) error {
 		if r.s.ns.Foreign() {
 			return listen(root, v) // on such a thread
 		}
-		host.OnThrowawayThread(func() { l, err = listen(root, v) })
+		proc.OnThrowawayThread(func() { l, err = listen(root, v) })
 		return l, err
 	})
 	if err != nil {
@@ -388,7 +389,7 @@ func (r *reconciler) handOver(ctx context.Context, conn *net.UnixConn) {
 		text = errForeignPeer.Error()
 	}
 	r.recordFailure(ReasonRefused, time.Time{}, fmt.Sprintf("process %d did not get the descriptor: %s", p.pid, text))
-	_, _ = conn.Write(fdpass.Message{Error: text}.Encode()) // it may be gone
+	_, _ = conn.Write(osfile.FuseMessage{Error: text}.Encode()) // it may be gone
 }
 
 // awaitFreed returns nil if no client has the volume. It waits a moment for one that is exiting.
@@ -423,7 +424,7 @@ func (r *reconciler) passDescriptor(ctx context.Context, conn *net.UnixConn, p p
 		return err
 	}
 	r.client, r.left, r.serving, r.answered, r.asked = n, 0, false, time.Now(), 0
-	message := fdpass.Message{VolumeName: r.volume.VolumeID}.Encode()
+	message := osfile.FuseMessage{VolumeName: r.volume.VolumeID}.Encode()
 	_, _, err = conn.WriteMsgUnix(message, unix.UnixRights(int(fuse.Fd())), nil)
 	if cerr := fuse.Close(); err == nil {
 		err = cerr

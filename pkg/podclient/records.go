@@ -13,8 +13,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 )
 
@@ -112,7 +112,7 @@ func (r records) write(ctx context.Context, v podvolume.Volume) error {
 		return err
 	}
 	file := r.file(v.Target)
-	return r.ns.Do(ctx, "writing "+file, func() error { return atomicfile.Writer{}.Write(file, b) })
+	return r.ns.Do(ctx, "writing "+file, func() error { return osfile.Writer{}.Write(file, b) })
 }
 
 func (r records) remove(ctx context.Context, target string) error {

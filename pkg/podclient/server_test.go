@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/fdpass"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 	"github.com/s3-csi/s3-csi-driver/pkg/status"
 )
@@ -163,7 +163,7 @@ func TestServer_ShowsAnEmptyFileSystemUntilAClientConnects(t *testing.T) {
 	// This process is in no pod.
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	if _, err := fdpass.Receive(ctx, filepath.Join(v.SocketDir(), v.Socket)); err == nil || !strings.Contains(err.Error(), errForeignPeer.Error()) {
+	if _, err := osfile.ReceiveFuse(ctx, filepath.Join(v.SocketDir(), v.Socket)); err == nil || !strings.Contains(err.Error(), errForeignPeer.Error()) {
 		t.Errorf("a program of another pod: %v", err)
 	}
 	stop()

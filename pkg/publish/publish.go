@@ -18,6 +18,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -26,7 +27,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
-	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -87,8 +87,8 @@ type Options struct {
 type Publisher struct {
 	parts    Options
 	targets  inflight
-	volumes  namedlock.Locks // by volume id: single-writer checks
-	realRoot string          // TargetRoot without symbolic links, as the mount table shows it
+	volumes  conc.Locks // by volume id: single-writer checks
+	realRoot string     // TargetRoot without symbolic links, as the mount table shows it
 }
 
 // New returns a publisher.

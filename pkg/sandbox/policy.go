@@ -15,15 +15,11 @@ const dnsPort = 53
 // Helper is the policy of a helper, within which its children have stricter ones. It may read and execute what its user may, write only
 // to the given directories, and listen only on a port that the kernel chooses.
 func Helper(writable ...string) Policy {
-	p := Policy{files: change | makeDevice | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV, bind: []uint16{0}, open: true}
-	for _, dir := range writable {
-		p.rules = append(p.rules, rule{dir, write, true})
+	const ownProcesses = unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE // their names and OOM scores
+	return Policy{
+		files: change | makeDevice | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV, bind: []uint16{0}, open: true,
+		rules: slices.Concat(require(write, writable...), permit(ownProcesses, "/proc"), permit(device, devices()...), reports()),
 	}
-	// The name and the OOM score of its own user's processes.
-	p.rules = append(p.rules, rule{"/proc", unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE, false})
-	p.rules = append(p.rules, devices()...)
-	p.rules = append(p.rules, reports()...)
-	return p
 }
 
 // Child is what a helper's child needs in addition to what every program does.
@@ -47,28 +43,30 @@ func (c Child) Policy() Policy {
 	if !p.open {
 		p.connect = append(slices.Clone(c.Ports), dnsPort)
 	}
-	p.rules = append(p.rules, system(programs(), c.Without)...)
-	for _, program := range c.Programs {
-		p.rules = append(p.rules, rule{program, execute, false})
-	}
-	for _, dir := range c.Writable {
-		p.rules = append(p.rules, rule{dir, write, true})
-	}
-	for _, file := range c.Files {
-		p.rules = append(p.rules, rule{file, read, true})
-	}
-	// Files of /etc as a whole: a name service's file is replaced by another one when it changes, and a rule is for the old one.
-	// No directory there can be listed but those of certificates.
-	p.rules = append(p.rules, rule{"/etc", readFile, false})
-	for _, path := range []string{"/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/proc", "/sys"} {
-		p.rules = append(p.rules, rule{path, read, false})
-	}
-	for _, path := range elsewhere() {
-		p.rules = append(p.rules, rule{path, read, false})
-	}
-	p.rules = append(p.rules, devices()...)
-	p.rules = append(p.rules, reports()...)
+	p.rules = slices.Concat(
+		system(programs(), c.Without), permit(execute, c.Programs...), require(write, c.Writable...), require(read, c.Files...),
+		// Files of /etc as a whole: a name service's file is replaced by another one when it changes, and a rule is for the old one.
+		// No directory there can be listed but those of certificates.
+		permit(readFile, "/etc"), permit(read, "/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/proc", "/sys"),
+		permit(read, elsewhere()...), permit(device, devices()...), reports(),
+	)
 	return p
+}
+
+// permit returns rules for paths that may be missing.
+func permit(access uint64, paths ...string) (rules []rule) {
+	for _, path := range paths {
+		rules = append(rules, rule{path: path, access: access})
+	}
+	return rules
+}
+
+// require returns rules for paths that must exist.
+func require(access uint64, paths ...string) (rules []rule) {
+	for _, path := range paths {
+		rules = append(rules, rule{path: path, access: access, required: true})
+	}
+	return rules
 }
 
 // programs are the directories of the system's programs and libraries.
@@ -84,8 +82,8 @@ func system(dirs, without []string) []rule {
 		if len(without) == 0 {
 			break
 		}
-		for _, bin := range []string{dir, filepath.Join(dir, "bin"), filepath.Join(dir, "sbin"), filepath.Join(dir, "local/bin"), filepath.Join(dir, "local/sbin")} {
-			if resolved, err := filepath.EvalSymlinks(bin); err == nil && hasAny(resolved, without) {
+		for _, bin := range []string{"", "bin", "sbin", "local/bin", "local/sbin"} {
+			if resolved, err := filepath.EvalSymlinks(filepath.Join(dir, bin)); err == nil && hasAny(resolved, without) {
 				with[resolved] = true
 			}
 		}
@@ -114,9 +112,9 @@ func executable(path string, with map[string]bool, without []string) []rule {
 		within = within || dir == path || strings.HasPrefix(dir, path+"/")
 	}
 	if !within {
-		return []rule{{path, execute, false}}
+		return permit(execute, path)
 	}
-	rules := []rule{{path, read, false}}
+	rules := permit(read, path)
 	entries, _ := os.ReadDir(path) // one that cannot be listed: nothing in it is executed
 	for _, entry := range entries {
 		// The kernel checks the files that symbolic links lead to.
@@ -128,12 +126,8 @@ func executable(path string, with map[string]bool, without []string) []rule {
 	return rules
 }
 
-func devices() []rule {
-	var rules []rule
-	for _, path := range []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"} {
-		rules = append(rules, rule{path, device, false})
-	}
-	return rules
+func devices() []string {
+	return []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
 }
 
 // elsewhere returns the directories outside of /etc with certificates and name services' files, and the targets of links in /etc. The

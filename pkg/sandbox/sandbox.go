@@ -14,10 +14,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
 // MinABI is the lowest Landlock version that is used (Linux 5.19). With version 1 a file could not be renamed to another directory,
@@ -207,8 +208,8 @@ func (r rule) add(set int, handled uint64) error {
 	}
 	// The kernel's struct landlock_path_beneath_attr is packed: 8 and 4 bytes.
 	beneath := unix.LandlockPathBeneathAttr{Allowed_access: access, Parent_fd: int32(fd)}
-	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(set), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&beneath)), 0, 0, 0); errno != 0 { //nolint:gosec // x/sys has no call for it
-		return fmt.Errorf("%w: %w", ErrUnsupported, &os.PathError{Op: "allow", Path: r.path, Err: errno})
+	if err := addRule(set, unix.LANDLOCK_RULE_PATH_BENEATH, unsafe.Pointer(&beneath)); err != nil { //nolint:gosec // x/sys has no call for it
+		return fmt.Errorf("%w: %w", ErrUnsupported, &os.PathError{Op: "allow", Path: r.path, Err: err})
 	}
 	return nil
 }
@@ -219,29 +220,25 @@ const rulePort = 2
 func addPort(set int, port uint16, access uint64) error {
 	// The kernel's struct landlock_net_port_attr.
 	allowed := struct{ access, port uint64 }{access, uint64(port)}
-	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(set), rulePort, uintptr(unsafe.Pointer(&allowed)), 0, 0, 0); errno != 0 { //nolint:gosec // x/sys has no call for it
-		return fmt.Errorf("%w: %w", ErrUnsupported, errno)
+	if err := addRule(set, rulePort, unsafe.Pointer(&allowed)); err != nil { //nolint:gosec // x/sys has no call for it
+		return fmt.Errorf("%w: %w", ErrUnsupported, err)
+	}
+	return nil
+}
+
+func addRule(set int, kind uintptr, attributes unsafe.Pointer) error {
+	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(set), kind, uintptr(attributes), 0, 0, 0); errno != 0 {
+		return errno
 	}
 	return nil
 }
 
 // Run calls start on a thread that is restricted to the policy and ends afterwards. What start starts keeps the restriction.
 func (p Policy) Run(start func() error) (err error) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine
-		if unix.Gettid() == os.Getpid() {
-			// Not the first thread: the runtime does not end it, and signals to the process are checked by its domain. It is
-			// locked until then, so another one is used.
-			err = p.Run(start)
-			runtime.UnlockOSThread()
-			return
-		}
+	proc.OnThrowawayThread(func() {
 		if err = p.Restrict(); err == nil {
 			err = start()
 		}
-	}()
-	<-done
+	})
 	return err
 }

@@ -37,7 +37,8 @@ func newPlace(t *testing.T) place {
 	for _, err := range []error{
 		err, os.Mkdir(p.own, 0o777), os.Mkdir(p.other, 0o777), os.Mkdir(p.own+"/sub", 0o777),
 		os.WriteFile(p.own+"/file", []byte("x"), 0o666), os.WriteFile(p.other+"/file", []byte("x"), 0o666),
-		os.WriteFile(p.program, program, 0o755), os.WriteFile(p.own+"/program", program, 0o755), os.WriteFile(p.own+"/written", program, 0o755), os.WriteFile(p.other+"/program", program, 0o755),
+		os.WriteFile(p.program, program, 0o755), os.WriteFile(p.own+"/program", program, 0o755), os.WriteFile(p.own+"/written", program, 0o755),
+		os.WriteFile(p.other+"/program", program, 0o755),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -132,7 +133,7 @@ func TestChildOpensOnlyItsFiles(t *testing.T) {
 }
 
 // A program that must not be executed cannot be by any of its paths, and everything else can.
-func TestChildDoesNotExecuteWhatItIsWithout(t *testing.T) {
+func TestSandbox_ChildCannotExecuteUnlistedPrograms(t *testing.T) {
 	needs(t, MinABI)
 	p := newPlace(t)
 	attempts{
@@ -289,7 +290,7 @@ func TestConnectionsOnlyToGivenPorts(t *testing.T) {
 	attempts{"any free port": {bind(0), nil}, "a port": {bind(18080), unix.EACCES}, "any port": {connect(other), nil}}.under(t, Helper())
 }
 
-func TestSignalsAndAbstractSocketsStayWithin(t *testing.T) {
+func TestSandbox_SignalsAndAbstractSocketsStayWithin(t *testing.T) {
 	needs(t, scopeABI)
 	start := func() *os.Process {
 		cmd := exec.Command("/bin/sleep", "1000")
@@ -327,7 +328,7 @@ func TestSignalsAndAbstractSocketsStayWithin(t *testing.T) {
 	_, _ = outside.Wait()
 }
 
-func TestOlderKernelsEnforceWhatTheyCan(t *testing.T) {
+func TestSandbox_OlderKernelsEnforceWhatTheyCan(t *testing.T) {
 	p := Child{Programs: []string{"/bin/true"}, Ports: []uint16{443}}.Policy()
 	for abi, want := range map[int]struct {
 		truncate, ioctl, net, scoped bool

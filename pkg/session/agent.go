@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
@@ -32,7 +33,7 @@ func (m *Maker) askAgent(ctx context.Context, o credentials.Order) (credentials.
 		if err == nil || !again || attempt == attempts {
 			return keys, err
 		}
-		if !backend.Sleep(ctx, pause/2+rand.N(pause/2)) { //nolint:gosec // spreads requests
+		if !conc.Sleep(ctx, pause/2+rand.N(pause/2)) { //nolint:gosec // spreads requests
 			return keys, err
 		}
 		pause = min(2*pause, m.backoff)

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/fdpass"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 	"github.com/s3-csi/s3-csi-driver/tests/hostile"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
@@ -39,7 +39,7 @@ func beHostile(kind string) int {
 }
 
 func behave(kind string) error {
-	path := os.Getenv(fdpass.EnvSocket)
+	path := os.Getenv(osfile.EnvFuseSocket)
 	if kind == neverReads {
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 		if err == nil {
@@ -56,7 +56,7 @@ func behave(kind string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	fd, err := fdpass.Receive(ctx, path)
+	fd, err := osfile.ReceiveFuse(ctx, path)
 	if err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func reconnect(ctx context.Context, fd int, path string) error {
 	for ctx.Err() == nil {
 		_ = unix.Close(fd)
 		var err error
-		if fd, err = fdpass.Receive(ctx, path); err == nil {
+		if fd, err = osfile.ReceiveFuse(ctx, path); err == nil {
 			got++
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/fdpass"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 	"github.com/s3-csi/s3-csi-driver/tests/hostile"
 	"github.com/s3-csi/s3-csi-driver/tests/output"
@@ -343,7 +343,7 @@ func (p *pod) hostile(kind string) *process {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	c := p.run(p.t, p.uid, []string{hostile.Env + "=" + kind, fdpass.EnvSocket + "=" + p.shortSocket()}, program)
+	c := p.run(p.t, p.uid, []string{hostile.Env + "=" + kind, osfile.EnvFuseSocket + "=" + p.shortSocket()}, program)
 	rigtest.Await(p.t, eventually, "the client that is "+kind, func() bool { return strings.Contains(c.output.String(), hostile.Ready) })
 	return c
 }

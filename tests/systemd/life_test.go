@@ -24,24 +24,24 @@ import (
 )
 
 func TestHelperThatIsKilledIsListedAndReplaced(t *testing.T) {
-	u := start(t, newLauncher(t))
+	u := start(t, newLauncher(t, launcher.Options{}))
 	s := u.run("wait:/nowhere")
 	list, err := u.s.List(bounded(t))
-	if err != nil || len(list) != 1 || list[0] != (launcher.UnitInfo{Name: u.Name, UID: u.UID, Active: "active"}) {
+	if err != nil || len(list) != 1 || list[0] != (launcher.UnitInfo{Name: u.Name, UID: u.UID}) {
 		t.Errorf("the list: %+v %v", list, err)
 	}
 	if err := u.launch(bounded(t)); !fault.Is(err, fault.Exists) {
 		t.Errorf("starting a unit that lives: %v", err)
 	}
 	kill(t, s.PID, unix.SIGKILL)
-	await(t, "the unit's end", func() bool { return u.result().Active == "failed" })
-	if r := u.result(); r.Signal != "SIGKILL" || r.Result != "signal" || r.OOM() {
-		t.Errorf("%+v", r)
+	await(t, "the unit's end", func() bool { return show(t, u.name(), "ActiveState") == "failed" })
+	if result := show(t, u.name(), "Result"); result != "signal" {
+		t.Errorf("systemd's result is %s", result)
 	}
 	if alive, err := u.s.Alive(bounded(t), u.UID); alive || err != nil {
 		t.Errorf("the client outlived its helper and unit: %v", err)
 	}
-	if list, err := u.s.List(bounded(t)); err != nil || len(list) != 1 || list[0].Active != "failed" {
+	if list, err := u.s.List(bounded(t)); err != nil || len(list) != 1 {
 		t.Errorf("the list: %+v %v", list, err)
 	}
 	u.mustLaunch()
@@ -51,17 +51,16 @@ func TestHelperThatIsKilledIsListedAndReplaced(t *testing.T) {
 }
 
 func TestKillEndsWhateverTheUnitDoes(t *testing.T) {
-	l := newLauncher(t)
+	l := newLauncher(t, launcher.Options{})
 	for what, prepare := range map[string]func(*unit){
-		"idle":            func(*unit) {},
-		"with a client":   func(u *unit) { u.run("wait:/nowhere") },
-		"stopped helper":  func(u *unit) { kill(t, u.hello().PID, unix.SIGSTOP) },
-		"failed":          func(u *unit) { kill(t, u.hello().PID, unix.SIGKILL) },
-		"about to stop":   func(u *unit) { u.run("wait:/nowhere"); systemctl(t, "stop", "--no-block", u.name()) },
-		"gone":            func(u *unit) { _, _ = u.peer.Quit(bounded(t)) },
-		"killed before":   func(u *unit) { _ = u.s.Kill(bounded(t), u.UID) },
-		"stopped client":  func(u *unit) { kill(t, u.run("wait:/nowhere").ClientPID, unix.SIGSTOP) },
-		"removed by name": func(u *unit) { _ = u.s.Remove(bounded(t), u.Name) },
+		"idle":           func(*unit) {},
+		"with a client":  func(u *unit) { u.run("wait:/nowhere") },
+		"stopped helper": func(u *unit) { kill(t, u.hello().PID, unix.SIGSTOP) },
+		"failed":         func(u *unit) { kill(t, u.hello().PID, unix.SIGKILL) },
+		"about to stop":  func(u *unit) { u.run("wait:/nowhere"); systemctl(t, "stop", "--no-block", u.name()) },
+		"gone":           func(u *unit) { _, _ = u.peer.Quit(bounded(t)) },
+		"killed before":  func(u *unit) { _ = u.s.Kill(bounded(t), u.UID) },
+		"stopped client": func(u *unit) { kill(t, u.run("wait:/nowhere").ClientPID, unix.SIGSTOP) },
 	} {
 		t.Run(what, func(t *testing.T) {
 			neighbour, u := start(t, l), start(t, l)
@@ -80,24 +79,21 @@ func TestKillEndsWhateverTheUnitDoes(t *testing.T) {
 }
 
 func TestStopWaitsForTheClientAndOnlyAsksTheHelper(t *testing.T) {
-	u := start(t, newLauncher(t))
+	u := start(t, newLauncher(t, launcher.Options{}))
 	u.run("wait:"+u.CacheDir+"/go", "exit:0")
 	systemctl(t, "stop", "--no-block", u.name())
-	await(t, "the unit to be stopped", func() bool { return u.result().Active == "deactivating" })
+	await(t, "the unit to be stopped", func() bool { return show(t, u.name(), "ActiveState") == "deactivating" })
 	time.Sleep(300 * time.Millisecond) // whatever ends the client now has come to that by then
 	if s := u.hello(); s.State != helper.StateRunning {
 		t.Fatalf("the client was not left to finish: %+v", s)
 	}
-	if r := u.result(); r.Active != "deactivating" {
-		t.Errorf("%+v", r)
+	if state := show(t, u.name(), "ActiveState"); state != "deactivating" {
+		t.Errorf("the unit is %s", state)
 	}
 	if err := os.WriteFile(u.CacheDir+"/go", nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the unit's end", func() bool {
-		_, err := u.s.Result(bounded(t), u.Name)
-		return fault.Is(err, fault.NotFound)
-	})
+	await(t, "the unit's end", func() bool { return show(t, u.name(), "LoadState") == "not-found" })
 	u.mustBeGone()
 	if list, err := u.s.List(bounded(t)); err != nil || len(list) != 0 {
 		t.Errorf("the list: %+v %v", list, err)
@@ -108,15 +104,15 @@ func TestStopWaitsForTheClientAndOnlyAsksTheHelper(t *testing.T) {
 }
 
 func TestStopIsBounded(t *testing.T) {
-	u := start(t, newLauncher(t, launcher.WithStopTimeout(time.Second)))
+	u := start(t, newLauncher(t, launcher.Options{StopTimeout: time.Second}))
 	u.run("wait:/nowhere")
 	began := pressure.Now()
 	systemctl(t, "stop", u.name())
 	if took := time.Since(began.Time); took < 900*time.Millisecond || began.Since() > 10*time.Second {
 		t.Errorf("it took %s", took)
 	}
-	if r := u.result(); r.Result != "timeout" {
-		t.Errorf("%+v", r)
+	if result := show(t, u.name(), "Result"); result != "timeout" {
+		t.Errorf("systemd's result is %s", result)
 	}
 }
 
@@ -125,9 +121,9 @@ func TestFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := newLauncher(t)
+	l := newLauncher(t, launcher.Options{})
 	with := func(program string) *launcher.Systemd {
-		s, err := launcher.NewSystemd(ns, program, launcher.WithSystemdUIDs(launcher.UIDRange{First: firstUID, Last: firstUID + 10000}))
+		s, err := launcher.NewSystemd(ns, program, launcher.Options{UIDs: testUIDs()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,7 +165,7 @@ func TestFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
 }
 
 func TestUnitOfSomebodyElseIsLeftAlone(t *testing.T) {
-	l := newLauncher(t)
+	l := newLauncher(t, launcher.Options{})
 	u := prepare(t, l)
 	out, err := exec.Command("systemd-run", "--unit="+u.name(), "--slice=system.slice", "/bin/sleep", "1000").CombinedOutput()
 	if err != nil {
@@ -179,17 +175,11 @@ func TestUnitOfSomebodyElseIsLeftAlone(t *testing.T) {
 	if err := u.launch(bounded(t)); !fault.Is(err, fault.Exists) {
 		t.Errorf("start: %v", err)
 	}
-	if err := l.Remove(bounded(t), u.Name); !fault.Is(err, fault.Exists) {
-		t.Errorf("remove: %v", err)
-	}
 	if err := l.Kill(bounded(t), u.UID); err != nil {
 		t.Errorf("kill: %v", err)
 	}
 	if list, err := l.List(bounded(t)); err != nil || len(list) != 0 {
 		t.Errorf("list: %+v %v", list, err)
-	}
-	if _, err := l.Result(bounded(t), u.Name); !fault.Is(err, fault.NotFound) {
-		t.Errorf("result: %v", err)
 	}
 	if state := show(t, u.name(), "ActiveState"); state != "active" {
 		t.Errorf("it is %s", state)
@@ -197,7 +187,7 @@ func TestUnitOfSomebodyElseIsLeftAlone(t *testing.T) {
 }
 
 func TestStartIsBoundedByItsContext(t *testing.T) {
-	u := prepare(t, newLauncher(t))
+	u := prepare(t, newLauncher(t, launcher.Options{}))
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
 	defer cancel()
 	if err := u.launch(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -207,7 +197,7 @@ func TestStartIsBoundedByItsContext(t *testing.T) {
 }
 
 func TestManyAtOnce(t *testing.T) {
-	l := newLauncher(t)
+	l := newLauncher(t, launcher.Options{})
 	const many = 50
 	var all []*unit
 	for range many {
@@ -252,7 +242,7 @@ func TestCallsShareAConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := &connections{Doer: ns}
-	l, err := launcher.NewSystemd(c, helperProgram, launcher.WithSockets(private))
+	l, err := launcher.NewSystemd(c, helperProgram, launcher.Options{Sockets: []string{private}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +264,7 @@ func TestCallsShareAConnection(t *testing.T) {
 }
 
 func TestCallsLeaveNothingOpen(t *testing.T) {
-	l := newLauncher(t)
+	l := newLauncher(t, launcher.Options{})
 	u := start(t, l)
 	before := goleak.IgnoreCurrent()
 	fds := func() int {
@@ -289,7 +279,6 @@ func TestCallsLeaveNothingOpen(t *testing.T) {
 		if _, err := l.List(bounded(t)); err != nil {
 			t.Fatal(err)
 		}
-		u.result()
 		if err := u.launch(bounded(t)); !fault.Is(err, fault.Exists) {
 			t.Fatal(err)
 		}

@@ -67,6 +67,8 @@ func exists(path string) bool {
 // Every unit of these tests has a name and a uid that no other has.
 const firstUID = 2_200_000_000
 
+func testUIDs() launcher.UIDRange { return launcher.UIDRange{First: firstUID, Last: firstUID + 10000} }
+
 var units atomic.Uint32
 
 var keys = credentials.Keys{AccessKeyID: "AKIDCANARY", SecretAccessKey: "canary-secret-key", SessionToken: "canary-session-token"}
@@ -89,27 +91,26 @@ type starter interface {
 }
 
 // newProcesses is a launcher of plain processes on the host.
-func newProcesses(t *testing.T, opts ...launcher.Option) *launcher.Process {
+func newProcesses(t *testing.T) *launcher.Process {
 	t.Helper()
 	systemd.Host(t)
 	ns, err := host.NewNamespace()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return launcher.NewProcess(ns, helperProgram, append([]launcher.Option{launcher.WithUIDs(launcher.UIDRange{First: firstUID, Last: firstUID + 10000})}, opts...)...)
+	return launcher.NewProcess(ns, helperProgram, launcher.Options{UIDs: testUIDs()})
 }
 
 // newLauncher is a launcher on the host.
-func newLauncher(t *testing.T, opts ...launcher.SystemdOption) *launcher.Systemd {
+func newLauncher(t *testing.T, o launcher.Options) *launcher.Systemd {
 	t.Helper()
 	systemd.Host(t)
 	ns, err := host.NewNamespace()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := launcher.NewSystemd(ns, helperProgram, append([]launcher.SystemdOption{
-		launcher.WithSystemdUIDs(launcher.UIDRange{First: firstUID, Last: firstUID + 10000}),
-	}, opts...)...)
+	o.UIDs = testUIDs()
+	s, err := launcher.NewSystemd(ns, helperProgram, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,16 +225,6 @@ func (u *unit) said(step string) string {
 	}
 	u.t.Fatalf("the stand-in never said how step %q went", step)
 	return ""
-}
-
-// result is what systemd says of the unit.
-func (u *unit) result() launcher.Result {
-	u.t.Helper()
-	r, err := u.s.Result(bounded(u.t), u.Name)
-	if err != nil {
-		u.t.Fatal(err)
-	}
-	return r
 }
 
 func (u *unit) journal() string {

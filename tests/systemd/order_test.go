@@ -6,12 +6,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 )
 
 // TestContainersAreStoppedFirst stops everything, as a shutdown does: a container runtime and a container each take a
 // second and then look whether the helper, which would go at once, is still there.
 func TestContainersAreStoppedFirst(t *testing.T) {
-	u := start(t, newLauncher(t))
+	u := start(t, newLauncher(t, launcher.Options{}))
 	pid := u.hello().PID
 	dir := t.TempDir()
 	lastLook := func(name string) (file, script string) {

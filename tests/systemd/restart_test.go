@@ -28,7 +28,7 @@ func TestUnitsOutliveRestarts(t *testing.T) {
 		"the bus, with another way": {[]string{systemBus, private}, []string{"restart", "dbus.service"}},
 	} {
 		t.Run(what, func(t *testing.T) {
-			l := newLauncher(t, launcher.WithSockets(c.sockets...))
+			l := newLauncher(t, launcher.Options{Sockets: c.sockets})
 			old := start(t, l)
 			s := old.run("wait:/nowhere")
 			done := make(chan struct{})
@@ -68,8 +68,8 @@ func TestUnitsOutliveRestarts(t *testing.T) {
 			if again := old.hello(); again.PID != s.PID || again.ClientPID != s.ClientPID {
 				t.Errorf("it was %+v, it is %+v", s, again)
 			}
-			if r := old.result(); r.Active != "active" {
-				t.Errorf("%+v", r)
+			if state := show(t, old.name(), "ActiveState"); state != "active" {
+				t.Errorf("the old unit is %s", state)
 			}
 			for _, u := range fresh {
 				u.hello()
@@ -82,7 +82,7 @@ func TestUnitsOutliveRestarts(t *testing.T) {
 }
 
 func TestWithoutABusSystemdItselfIsCalled(t *testing.T) {
-	l := newLauncher(t)
+	l := newLauncher(t, launcher.Options{})
 	if err := os.Rename(systemBus, systemBus+".gone"); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestWithoutABusSystemdItselfIsCalled(t *testing.T) {
 	}()
 	start(t, l).hello()
 	// It has booted, so it is waited for: a systemd that executes itself again has no socket for a moment.
-	if _, err := newLauncher(t, launcher.WithSockets(systemBus)).Check(bounded(t)); !fault.Is(err, fault.Unavailable) {
+	if _, err := newLauncher(t, launcher.Options{Sockets: []string{systemBus}}).Check(bounded(t)); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("with the bus alone: %v", err)
 	}
 }

@@ -22,7 +22,7 @@ import (
 )
 
 func TestHelperAndClientHaveTheirUIDAndNoPrivileges(t *testing.T) {
-	u := start(t, newLauncher(t))
+	u := start(t, newLauncher(t, launcher.Options{}))
 	s := u.run("wait:/nowhere")
 	own := fmt.Sprint(u.UID)
 	four := strings.Join([]string{own, own, own, own}, " ")
@@ -95,7 +95,7 @@ func TestLandlockKeepsClientsIn(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	for name, l := range map[string]starter{"systemd": newLauncher(t), "process": newProcesses(t)} {
+	for name, l := range map[string]starter{"systemd": newLauncher(t, launcher.Options{}), "process": newProcesses(t)} {
 		t.Run(name, func(t *testing.T) {
 			other, u, open := start(t, l), start(t, l), everybodys(t)
 			own, foreign := listener(t), listener(t)
@@ -189,7 +189,7 @@ func TestAnotherClientIsRestrictedLikeTheFirst(t *testing.T) {
 	if _, err := sandbox.ABI(); err != nil {
 		t.Skip(err)
 	}
-	for name, l := range map[string]starter{"systemd": newLauncher(t), "process": newProcesses(t)} {
+	for name, l := range map[string]starter{"systemd": newLauncher(t, launcher.Options{}), "process": newProcesses(t)} {
 		t.Run(name, func(t *testing.T) {
 			u, open := start(t, l), everybodys(t)
 			for range 3 {
@@ -210,10 +210,10 @@ func TestHelperThatCannotUseLandlockGetsAMountNamespace(t *testing.T) {
 		Allow bool
 		Names []string
 	}
-	l := newLauncher(t, launcher.WithSystemdLandlock(7), launcher.WithProperties(
-		launcher.Property{Name: "SystemCallFilter", Value: filter{false, []string{"landlock_restrict_self"}}},
-		launcher.Property{Name: "SystemCallErrorNumber", Value: int32(unix.EPERM)},
-	))
+	l := newLauncher(t, launcher.Options{Properties: []launcher.Property{
+		{Name: "SystemCallFilter", Value: filter{false, []string{"landlock_restrict_self"}}},
+		{Name: "SystemCallErrorNumber", Value: int32(unix.EPERM)},
+	}})
 	for range 2 {
 		u := start(t, l)
 		u.run("write:/tmp", "write:/etc", "wait:/nowhere")
@@ -231,7 +231,7 @@ func TestHelperThatCannotUseLandlockGetsAMountNamespace(t *testing.T) {
 
 // TestWithoutLandlockUnitsHideTheHost tries what a client must not do in a unit with a mount namespace of its own.
 func TestWithoutLandlockUnitsHideTheHost(t *testing.T) {
-	l := newLauncher(t, launcher.WithSystemdLandlock(0))
+	l := newLauncher(t, launcher.Options{NoLandlock: true})
 	other := start(t, l)
 	u := start(t, l)
 	steps := attempts{
@@ -288,7 +288,7 @@ func routed(t *testing.T, addr string) bool {
 
 // TestClientReachesNoMetadataButItsOwn sends to the cloud's addresses from a unit that needs none of them, and from one that needs one.
 func TestClientReachesNoMetadataButItsOwn(t *testing.T) {
-	l := newLauncher(t)
+	l := newLauncher(t, launcher.Options{})
 	box, err := l.Check(bounded(t))
 	if err != nil {
 		t.Fatal(err)
@@ -329,7 +329,7 @@ func TestClientReachesNoMetadataButItsOwn(t *testing.T) {
 }
 
 func TestSandboxIsReported(t *testing.T) {
-	l := newLauncher(t)
+	l := newLauncher(t, launcher.Options{})
 	box, err := l.Check(bounded(t))
 	if err != nil {
 		t.Fatal(err)
@@ -351,8 +351,9 @@ func TestSandboxIsReported(t *testing.T) {
 }
 
 func TestPropertyThatSystemdDoesNotKnowIsLeftOutAndReported(t *testing.T) {
-	l := newLauncher(t, launcher.WithProperties(launcher.Property{Name: "S3CSINoSuchThing", Value: true},
-		launcher.Property{Name: "OOMScoreAdjust", Value: int32(100)}))
+	l := newLauncher(t, launcher.Options{Properties: []launcher.Property{
+		{Name: "S3CSINoSuchThing", Value: true}, {Name: "OOMScoreAdjust", Value: int32(100)},
+	}})
 	u := start(t, l)
 	u.hello()
 	if got := show(t, u.name(), "OOMScoreAdjust"); got != "100" {
@@ -364,8 +365,9 @@ func TestPropertyThatSystemdDoesNotKnowIsLeftOutAndReported(t *testing.T) {
 }
 
 func TestUnitHasItsLimitsAndIsStoppedAfterTheContainersAndWithTimeToFlush(t *testing.T) {
-	l := newLauncher(t, launcher.WithSliceLimits(launcher.Limits{MemoryMax: 900 << 20}),
-		launcher.WithDefaultLimits(launcher.Limits{MemoryMax: 200 << 20, TasksMax: 300}))
+	l := newLauncher(t, launcher.Options{
+		SliceLimits: launcher.Limits{MemoryMax: 900 << 20}, DefaultLimits: launcher.Limits{MemoryMax: 200 << 20, TasksMax: 300},
+	})
 	u := prepare(t, l)
 	u.Limits = launcher.Limits{TasksMax: 400, CPUWeight: 20, MemoryHigh: 150 << 20}
 	u.mustLaunch()

@@ -16,8 +16,8 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
-	"github.com/s3-csi/s3-csi-driver/pkg/rmtree"
 )
 
 // closeBound bounds the removal of what a client left.
@@ -228,7 +228,7 @@ func (p *Place) Close(ctx context.Context) error {
 	errs = append(errs, p.Namespace.Do(ctx, "remove the directories of the check", func() error {
 		var errs []error
 		for _, dir := range p.dirs {
-			errs = append(errs, rmtree.Remove(ctx, dir))
+			errs = append(errs, osfile.RemoveTree(ctx, dir))
 		}
 		for _, dir := range p.parents { // fails if it is not empty
 			_ = os.Remove(dir)

@@ -113,7 +113,9 @@ func Client() int {
 		case "env":
 			fmt.Println("env " + os.Getenv(arg))
 		case "child":
-			_, err := os.StartProcess("/proc/self/exe", Argv("child", "wait:/nowhere"), &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr, os.NewFile(3, "fuse")}})
+			_, err := os.StartProcess("/proc/self/exe", Argv("child", "wait:/nowhere"), &os.ProcAttr{
+				Files: []*os.File{os.Stdin, os.Stdout, os.Stderr, os.NewFile(3, "fuse")},
+			})
 			fmt.Printf("child %v\n", err)
 		case "ignore":
 			signal.Ignore(syscall.SIGTERM)
@@ -137,7 +139,7 @@ func Client() int {
 }
 
 func ask(token string) (map[string]string, int) {
-	req, err := http.NewRequest(http.MethodGet, os.Getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI"), nil) //nolint:noctx,gosec // a test's process asks where its helper says
+	req, err := http.NewRequest(http.MethodGet, os.Getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI"), nil) //nolint:noctx,gosec // the helper's address
 	if err != nil {
 		return nil, -1
 	}

@@ -107,8 +107,8 @@ func joinMounts() error {
 
 // become restricts the thread, changes it to an unprivileged uid and gid, and checks that no capability is left.
 func become(uid, gid int, restrict func() error) error {
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("set no_new_privs: %w", err)
+	if err := Reduce(); err != nil {
+		return err
 	}
 	if err := restrict(); err != nil {
 		return err
@@ -118,6 +118,27 @@ func become(uid, gid int, restrict func() error) error {
 	}
 	if err := unix.Setresgid(gid, gid, gid); err != nil {
 		return fmt.Errorf("become gid %d: %w", gid, err)
+	}
+	// The kernel empties the permitted and the effective set when the uid is no longer 0.
+	if err := unix.Setresuid(uid, uid, uid); err != nil {
+		return fmt.Errorf("become uid %d: %w", uid, err)
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var have, none [2]unix.CapUserData
+	if err := errors.Join(unix.Capset(&header, &none[0]), unix.Capget(&header, &have[0])); err != nil {
+		return fmt.Errorf("clear and read capabilities: %w", err)
+	}
+	if have != none {
+		return fmt.Errorf("capabilities remain: %+v", have)
+	}
+	return nil
+}
+
+// Reduce removes every way to privileges from this thread and its future children. It keeps the permitted and the effective set, which a
+// change of the uid needs and then empties.
+func Reduce() error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("set no_new_privs: %w", err)
 	}
 	for c := range uintptr(64) {
 		held, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
@@ -131,20 +152,14 @@ func become(uid, gid int, restrict func() error) error {
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 		return fmt.Errorf("clear ambient capabilities: %w", err)
 	}
-	// The kernel empties the permitted and the effective set when the uid is no longer 0.
-	if err := unix.Setresuid(uid, uid, uid); err != nil {
-		return fmt.Errorf("become uid %d: %w", uid, err)
-	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var empty, have [2]unix.CapUserData
-	if err := unix.Capset(&header, &empty[0]); err != nil {
-		return fmt.Errorf("clear capabilities: %w", err)
-	}
+	var have [2]unix.CapUserData
 	if err := unix.Capget(&header, &have[0]); err != nil {
 		return fmt.Errorf("read capabilities: %w", err)
 	}
-	if have != empty {
-		return fmt.Errorf("capabilities remain: %+v", have)
+	have[0].Inheritable, have[1].Inheritable = 0, 0
+	if err := unix.Capset(&header, &have[0]); err != nil {
+		return fmt.Errorf("clear inheritable capabilities: %w", err)
 	}
 	return nil
 }

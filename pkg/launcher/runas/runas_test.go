@@ -18,7 +18,8 @@ func TestArgvIsReadBack(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{
-		"p run-as 1000 1000 helper", "p run-as 0 0", "p run-as 999 1000", "p run-as -1 1000", "p run-as 4294967295 1000", "p run-as 01000 1000", "p run-as +1000 1000",
+		"p run-as 1000 1000 helper", "p run-as 0 0", "p run-as 999 1000", "p run-as -1 1000", "p run-as 4294967295 1000",
+		"p run-as 01000 1000", "p run-as +1000 1000",
 		"p run-as 1000", "p run-as 1000 1000 --join helper", "p run-as 1000 1000 --join --join", "p helper", "",
 	} {
 		f.Add(s)

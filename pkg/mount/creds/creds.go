@@ -10,6 +10,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
@@ -17,7 +18,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/policy"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
-	"github.com/s3-csi/s3-csi-driver/pkg/ttlcache"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -52,7 +52,7 @@ type Provider struct {
 	sessions Sessions
 	clients  client.Registry
 	peer     func(name string) *helper.Peer
-	learnt   *ttlcache.Cache[learntKey, backend.BucketInfo] // by proofs
+	learnt   *conc.Cache[learntKey, backend.BucketInfo] // by proofs
 }
 
 // New returns a provider. peer returns the helper of a mount.

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
-	"github.com/s3-csi/s3-csi-driver/pkg/ttlcache"
 )
 
 // grantState is how far the credentials of a grant are.
@@ -84,8 +84,8 @@ func learntKeyOf(g *Grant, be backend.Backend, spec mount.Spec) learntKey {
 	return learntKey{be.Revision(), spec.Bucket, g.order.Class(), spec.Region, spec.ExpectedBucketOwner}
 }
 
-func newLearnt() *ttlcache.Cache[learntKey, backend.BucketInfo] {
-	return ttlcache.New[learntKey](time.Now, maxLearnt, time.Minute, func(backend.BucketInfo, error) time.Duration { return learntFor })
+func newLearnt() *conc.Cache[learntKey, backend.BucketInfo] {
+	return conc.NewCache[learntKey](time.Now, maxLearnt, time.Minute, func(backend.BucketInfo, error) time.Duration { return learntFor })
 }
 
 // Expect returns what Prove will probably learn of the grant's bucket, so that a client can be started beside the proof; ok is false

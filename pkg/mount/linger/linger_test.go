@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
@@ -17,7 +18,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
-	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
 )
 
 func TestWhichLingeringMountsExceedTheLimits(t *testing.T) {
@@ -48,7 +48,7 @@ func newLingerer(t *testing.T, change func(*state.Mount)) (*Lingerer, *parts.Par
 	r, p := runnertest.New(t, &mounttest.UIDs{}, mounttest.S3{}, 0)
 	l := &Lingerer{
 		Runner: r, Drainer: drain.New(r, 0), Pins: p.Pins, Backend: p.Backends.Backend, Store: p.Store, Creds: p.Creds, Tracker: p.Tracker, Peer: p.Peer,
-		Limits: Limits{Mounts: 2, Memory: 1 << 30}, TryLock: new(namedlock.Locks).TryLock,
+		Limits: Limits{Mounts: 2, Memory: 1 << 30}, TryLock: new(conc.Locks).TryLock,
 	}
 	m := p.Mount("a", "1", "mountpoint-s3", func(m *state.Mount) {
 		m.Spec.ReadOnly, m.LingerFor = true, time.Hour

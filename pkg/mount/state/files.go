@@ -15,10 +15,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
-	"github.com/s3-csi/s3-csi-driver/pkg/rmtree"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 // clearTemporaries removes files that a driver was writing when it exited. There must be no other writer.
@@ -29,7 +28,7 @@ func (s *Store) clearTemporaries() error {
 			return err
 		}
 		for _, e := range entries {
-			if e.Type().IsRegular() && strings.HasSuffix(e.Name(), atomicfile.Suffix) {
+			if e.Type().IsRegular() && strings.HasSuffix(e.Name(), osfile.TempSuffix) {
 				if err := ignoreMissing(os.Remove(filepath.Join(dir, e.Name()))); err != nil {
 					return err
 				}
@@ -70,7 +69,7 @@ func (s *Store) readSalt() ([]byte, error) {
 
 // writeDurably replaces a file of the cache directory that must survive a power cut.
 func writeDurably(file string, b []byte) error {
-	return atomicfile.Writer{Durable: true, BeforeRename: func() { failpoint.Here("write.durable") }}.Write(file, b)
+	return osfile.Writer{Durable: true, BeforeRename: func() { failpoint.Here("write.durable") }}.Write(file, b)
 }
 
 // NextGeneration returns a number for a new mount with that key. It is larger than all before it, across all keys.
@@ -188,7 +187,7 @@ func (s *Store) remove(ctx context.Context, name string) error {
 		return err
 	}
 	failpoint.Here("remove.source")
-	if err := errors.Join(ignoreMissing(os.Remove(s.keptRecord(name))), rmtree.Remove(ctx, s.CacheDir(name))); err != nil {
+	if err := errors.Join(ignoreMissing(os.Remove(s.keptRecord(name))), osfile.RemoveTree(ctx, s.CacheDir(name))); err != nil {
 		return err
 	}
 	failpoint.Here("remove.cache")
@@ -201,14 +200,14 @@ func (s *Store) remove(ctx context.Context, name string) error {
 	}
 	for _, e := range entries {
 		if e.Name() != recordName {
-			err = errors.Join(err, rmtree.Remove(ctx, filepath.Join(s.MountDir(name), e.Name())))
+			err = errors.Join(err, osfile.RemoveTree(ctx, filepath.Join(s.MountDir(name), e.Name())))
 		}
 	}
 	if err != nil {
 		return err
 	}
 	failpoint.Here("remove.files")
-	return rmtree.Remove(ctx, s.MountDir(name))
+	return osfile.RemoveTree(ctx, s.MountDir(name))
 }
 
 // CacheExists reports whether a mount's cache directory exists. It is the first directory that Remove removes.
@@ -266,7 +265,7 @@ func (s *Store) WriteCopy(ctx context.Context, m Mount, durably bool) error {
 		if durably {
 			return writeDurably(s.keptRecord(m.Name), b)
 		}
-		return atomicfile.Writer{BeforeRename: func() { failpoint.Here("write.temporary") }}.Write(s.keptRecord(m.Name), b)
+		return osfile.Writer{BeforeRename: func() { failpoint.Here("write.temporary") }}.Write(s.keptRecord(m.Name), b)
 	})
 }
 
@@ -319,7 +318,7 @@ func (s *Store) restore(ctx context.Context, name string, keeps func(Mount) bool
 		return false, ignoreMissing(os.Remove(s.keptRecord(name)))
 	}
 	if !keeps(m) {
-		return false, errors.Join(rmtree.Remove(ctx, s.CacheDir(name)), ignoreMissing(os.Remove(s.keptRecord(name))))
+		return false, errors.Join(osfile.RemoveTree(ctx, s.CacheDir(name)), ignoreMissing(os.Remove(s.keptRecord(name))))
 	}
 	m.Phase, m.Ending, m.Minor, m.OOMKills, m.Superseded, m.Predecessors, m.Spare = Ending, time.Now(), 0, 0, false, nil, ""
 	for _, dir := range []string{s.MountDir(name), s.SourceDir(name)} {

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/flock"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 // uidLocks is the directory of this host with a file for each range of uids in use, <first>-<last>. It is the same for all drivers.
@@ -64,7 +64,7 @@ func (s *Store) lockUIDs(ctx context.Context, dir string, first, last uint32) (*
 		return nil, err
 	}
 	defer all.Close()
-	if err := flock.Lock(ctx, all); err != nil { // for this function only
+	if err := osfile.Lock(ctx, all); err != nil { // for this function only
 		return nil, err
 	}
 	names, err := all.Readdirnames(-1)
@@ -97,7 +97,7 @@ func (s *Store) lockFile(file, used, flags string) (*os.File, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lockBound)
 	defer cancel()
-	if err = flock.Lock(ctx, f); err == nil {
+	if err = osfile.Lock(ctx, f); err == nil {
 		err = f.Truncate(0)
 	}
 	if err == nil {

@@ -12,9 +12,9 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
-	"github.com/s3-csi/s3-csi-driver/pkg/sharedread"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -24,7 +24,7 @@ const readBound = 30 * time.Second
 // Publications are the records of targets.
 type Publications struct {
 	store  *Store
-	shared *sharedread.Reader[[]Publication]
+	shared *conc.Reader[[]Publication]
 }
 
 // Get returns the record of a target; ok is false if there is none.

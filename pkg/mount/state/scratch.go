@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
-	"github.com/s3-csi/s3-csi-driver/pkg/rmtree"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 // The state directory is on the host's /run as a rule, and a client can write to its part of it. So that no client fills
@@ -78,7 +78,7 @@ func (s *Store) removeScratch(ctx context.Context, name string) error {
 			return err
 		}
 		for _, e := range entries {
-			if err := rmtree.Remove(ctx, filepath.Join(dir, e.Name())); err != nil {
+			if err := osfile.RemoveTree(ctx, filepath.Join(dir, e.Name())); err != nil {
 				return err
 			}
 		}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
-	"github.com/s3-csi/s3-csi-driver/pkg/rmtree"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 // A spare is a helper without a mount. Its directories become those of the mount that takes it:
@@ -103,7 +103,7 @@ func (s *Store) removeSpare(ctx context.Context, name string) error {
 	if err == nil {
 		err = ignoreMissing(os.Remove(dir))
 	}
-	return errors.Join(err, rmtree.Remove(ctx, s.CacheDir(name)), rmtree.Remove(ctx, s.spareDir(name)))
+	return errors.Join(err, osfile.RemoveTree(ctx, s.CacheDir(name)), osfile.RemoveTree(ctx, s.spareDir(name)))
 }
 
 // Spares returns the spares that left files behind. UID is 0 if a mount took the spare.

@@ -23,12 +23,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
-	"github.com/s3-csi/s3-csi-driver/pkg/sharedread"
+	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 )
 
 const (
@@ -67,7 +67,7 @@ type Store struct {
 // newStore returns a store that is not open yet.
 func newStore(ns *host.Namespace, paths Paths) *Store {
 	s := &Store{Paths: paths, ns: ns, mounts: newRecordCache(Mount.clone), publications: newRecordCache(Publication.clone)}
-	s.Pubs, s.Usages = Publications{s, &sharedread.Reader[[]Publication]{}}, Usages{s}
+	s.Pubs, s.Usages = Publications{s, &conc.Reader[[]Publication]{}}, Usages{s}
 	return s
 }
 
@@ -207,7 +207,7 @@ func (s *Store) writeRecord(file string, record any) error {
 	if err != nil {
 		return err
 	}
-	w := atomicfile.Writer{Root: s.root, BeforeRename: func() { failpoint.Here("write.temporary") }}
+	w := osfile.Writer{Root: s.root, BeforeRename: func() { failpoint.Here("write.temporary") }}
 	return noSpace(s.located(w.Write(file, append(b, '\n'))))
 }
 

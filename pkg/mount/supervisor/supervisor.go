@@ -13,6 +13,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
@@ -27,7 +28,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
-	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
 )
 
 const (
@@ -123,17 +123,17 @@ func movedElsewhere(all []state.Publication, name, target string) bool {
 
 // keyLocks are the locks of mount keys: one generation of a mount comes after the other.
 type keyLocks struct {
-	locks   namedlock.Locks
+	locks   conc.Locks
 	changed sync.Map // the keys that were locked since it was cleared: their mounts may have changed
 }
 
-// Lock is namedlock.Locks.Lock. The key counts as changed from its release on.
+// Lock is conc.Locks.Lock. The key counts as changed from its release on.
 func (l *keyLocks) Lock(ctx context.Context, key string) (unlock func(), err error) {
 	release, err := l.locks.Lock(ctx, key)
 	return func() { l.changed.Store(key, struct{}{}); release() }, err
 }
 
-// TryLock is namedlock.Locks.TryLock. The key counts as changed from its release on.
+// TryLock is conc.Locks.TryLock. The key counts as changed from its release on.
 func (l *keyLocks) TryLock(key string) (unlock func(), ok bool) {
 	release, ok := l.locks.TryLock(key)
 	return func() { l.changed.Store(key, struct{}{}); release() }, ok

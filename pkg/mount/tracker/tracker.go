@@ -12,8 +12,8 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
-	"github.com/s3-csi/s3-csi-driver/pkg/loglimit"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 )
 
@@ -32,7 +32,7 @@ const (
 // Tracker has the entries of all mounts.
 type Tracker struct {
 	Metrics Metrics
-	log     loglimit.Limiter
+	log     conc.LogLimiter
 	now     func() time.Time
 
 	mu     sync.Mutex
@@ -42,7 +42,7 @@ type Tracker struct {
 
 // New returns a tracker without entries. overdue returns the number of system calls that are blocked after their callers timed out.
 func New(overdue func() int) *Tracker {
-	return &Tracker{Metrics: newMetrics(overdue), log: loglimit.Limiter{Repeat: repeatAfter}, now: time.Now, mounts: map[string]*Mount{}}
+	return &Tracker{Metrics: newMetrics(overdue), log: conc.LogLimiter{Repeat: repeatAfter}, now: time.Now, mounts: map[string]*Mount{}}
 }
 
 // Mount returns the entry of a mount, which is made if there is none.

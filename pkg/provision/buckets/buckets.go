@@ -14,11 +14,10 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
-	"github.com/s3-csi/s3-csi-driver/pkg/ttlcache"
 )
 
 // Bucket is an opened bucket.
@@ -70,7 +69,7 @@ type Opener struct {
 	clients   *backend.Clients
 	validator *backend.Buckets
 	cache     *bucketCache
-	locks     namedlock.Locks
+	locks     conc.Locks
 }
 
 // NewOpener returns an Opener. It starts nothing. now is the clock.
@@ -225,11 +224,11 @@ type known struct {
 
 // bucketCache caches facts about buckets, but not errors.
 type bucketCache struct {
-	facts *ttlcache.Cache[factKey, known]
+	facts *conc.Cache[factKey, known]
 }
 
 func newBucketCache(now func() time.Time) *bucketCache {
-	return &bucketCache{ttlcache.New[factKey](now, cachedFacts, findBound, func(k known, err error) time.Duration {
+	return &bucketCache{conc.NewCache[factKey](now, cachedFacts, findBound, func(k known, err error) time.Duration {
 		if err != nil {
 			return 0
 		}

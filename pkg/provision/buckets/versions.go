@@ -16,6 +16,7 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
 )
@@ -190,7 +191,7 @@ func Cut(ctx context.Context, b Bucket, below string, skew time.Duration) (time.
 		if len(m.ids) == maxMarkers {
 			return time.Time{}, fault.Errorf(fault.Unavailable, "the clock of the service of %s does not advance: it has shown %s since the snapshot began", b, last)
 		}
-		if !backend.Sleep(ctx, max(shortestWait, cut.Add(skew).Sub(last))) {
+		if !conc.Sleep(ctx, max(shortestWait, cut.Add(skew).Sub(last))) {
 			return time.Time{}, fault.Errorf(fault.Timeout, "waiting for the clock of the service of %s: %w", b, context.Cause(ctx))
 		}
 		if last, err = m.put(ctx); err != nil {

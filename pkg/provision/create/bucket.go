@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
@@ -114,7 +115,7 @@ func (c *bucketCreation) settled(ctx context.Context, client *s3.Client) (record
 		if err != nil || len(have) > 0 || c.be.AWS() || time.Now().After(until) {
 			return have, err
 		}
-		if !backend.Sleep(ctx, settleEvery) {
+		if !conc.Sleep(ctx, settleEvery) {
 			return nil, fault.Errorf(fault.Timeout, "waiting for the tags of bucket %s: %w", c.bucket, ctx.Err())
 		}
 	}

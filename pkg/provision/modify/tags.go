@@ -5,7 +5,7 @@ import (
 	"maps"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
@@ -79,7 +79,7 @@ func (p *tagsPlace) write(ctx context.Context, s settings) error {
 		}
 		return err
 	}
-	if !backend.Sleep(ctx, settleTime) {
+	if !conc.Sleep(ctx, settleTime) {
 		return fault.Errorf(fault.Timeout, "waiting to read the tags of %s again: %w", p.b, context.Cause(ctx))
 	}
 	have, err := records.ReadTags(ctx, p.b.Client, p.id.Bucket)

@@ -14,12 +14,12 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/policy"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
-	"github.com/s3-csi/s3-csi-driver/pkg/ttlcache"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -37,7 +37,7 @@ type Prover struct {
 	identities *identity.Identities
 	clients    *backend.Clients
 	scopes     Scopes
-	cache      *ttlcache.Cache[proofKey, struct{}]
+	cache      *conc.Cache[proofKey, struct{}]
 }
 
 // Scopes proves that keys are limited to a prefix; *backend.Buckets does.
@@ -47,7 +47,7 @@ type Scopes interface {
 
 // New returns a Prover. It starts nothing. now is the clock.
 func New(identities *identity.Identities, clients *backend.Clients, scopes Scopes, now func() time.Time) *Prover {
-	return &Prover{identities: identities, clients: clients, scopes: scopes, cache: ttlcache.New[proofKey](now, cachedProofs, proofBound, keep)}
+	return &Prover{identities: identities, clients: clients, scopes: scopes, cache: conc.NewCache[proofKey](now, cachedProofs, proofBound, keep)}
 }
 
 func keep(_ struct{}, err error) time.Duration {

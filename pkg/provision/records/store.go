@@ -12,8 +12,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
@@ -44,7 +44,7 @@ type Store struct {
 	Owner      Owner
 	conditions Conditions
 	now        func() time.Time
-	locks      namedlock.Locks // a bucket's writes, where it has no conditional ones
+	locks      conc.Locks // a bucket's writes, where it has no conditional ones
 }
 
 // NewStore returns a Store. It starts nothing. now is the clock.

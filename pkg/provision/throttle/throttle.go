@@ -13,6 +13,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/conc"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
@@ -155,7 +156,7 @@ func Patient(c *s3.Client) *s3.Client {
 
 // Pause waits before another attempt. It returns false if ctx ended.
 func Pause(ctx context.Context, attempt int) bool {
-	return backend.Sleep(ctx, delay(attempt))
+	return conc.Sleep(ctx, delay(attempt))
 }
 
 func delay(attempt int) time.Duration {
