@@ -73,7 +73,7 @@ func (s *secrets) watch(run func() int) (int, error) {
 	if c := s.found(text); c != "" {
 		return 1, fmt.Errorf("the secret %s is in the log", c)
 	}
-	if everything := flag.Lookup("test.run").Value.String() == ""; code == 0 && everything && !strings.Contains(text, "Deleting volume") {
+	if everything := flag.Lookup("test.run").Value.String() == ""; code == 0 && everything && !strings.Contains(text, "deleting volume") {
 		return 1, errors.New("the log was not watched")
 	}
 	return code, nil

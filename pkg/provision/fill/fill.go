@@ -143,12 +143,13 @@ func (f *Filler) Fill(ctx context.Context, r Request) (err error) {
 		return v.pin(ctx, b)
 	}
 	progress := &copier.Progress{}
-	return f.Runs.Do(ctx, RunID(r.ID), "filling volume "+r.ID.String(), who, progress, func(ctx context.Context, run *runs.Run) error {
+	job := func(ctx context.Context, run *runs.Run) error {
 		own := v
 		own.claim = f.Claims.New()
 		defer own.claim.End()
 		return f.Volumes.WhileConfigured(ctx, configured, func(ctx context.Context) error { return own.run(ctx, run, progress) })
-	})
+	}
+	return f.Runs.Do(ctx, runs.Work{ID: RunID(r.ID), What: "filling volume " + r.ID.String(), Who: who, Progress: progress, Job: job})
 }
 
 // filling is one volume that is filled.
@@ -271,15 +272,10 @@ func (v *filling) write(ctx context.Context, b buckets.Bucket, segment, etag str
 
 // outwait waits until no other run can write to the volume any more.
 func (v *filling) outwait(ctx context.Context, b buckets.Bucket) error {
-	for {
+	return v.Claims.Outwait(ctx, func(ctx context.Context) ([]string, error) {
 		s, err := v.own(ctx, b)
-		if err != nil || len(v.claim.Others(s.fillers)) == 0 {
-			return err
-		}
-		if err := v.Claims.Pause(ctx); err != nil {
-			return err
-		}
-	}
+		return v.claim.Others(s.fillers), err
+	})
 }
 
 // releaseBound is how long release takes at most.

@@ -126,7 +126,7 @@ func (v bucketVolume) removeLocked(ctx context.Context, d *deletion) error {
 	case have[records.TagState] == string(records.StateDeleted):
 		return nil
 	}
-	if d.hasWorker && !v.isDeleting(have) {
+	if d.hasWorker() && !v.isDeleting(have) {
 		return v.errNotDeleting(b) // the volume was created again before this deletion got its worker
 	}
 	if d.unfilled && have[records.TagState] == string(records.StateActive) {

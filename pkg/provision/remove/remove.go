@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -48,14 +49,53 @@ type Eraser interface {
 // Remover deletes volumes and looks them up. All methods may be called concurrently.
 type Remover struct {
 	Options
-	queue *queue
+	// queue has a lane in which each deletion begins, which is short: most deletions are of empty volumes and end there. Those with something to erase
+	// go to the second lane, where they wait for a worker.
+	queue *runs.Queue
 }
 
+// maxChecks is how many deletions run at once until they need a worker. It bounds the memory of their requests.
+const maxChecks = 64
+
 // New returns a Remover. It starts nothing: deletions wait for Run.
-func New(o Options) *Remover { return &Remover{Options: o, queue: newQueue(o.Runs)} }
+func New(o Options) *Remover { return &Remover{Options: o, queue: runs.New(maxChecks, o.Runs)} }
 
 // Run executes deletions until ctx ends. The next DeleteVolume of any process continues unfinished ones. Run can be called once.
-func (r *Remover) Run(ctx context.Context) error { return r.queue.run(ctx) }
+func (r *Remover) Run(ctx context.Context) error { return r.queue.Run(ctx) }
+
+// job deletes one volume or snapshot.
+type job func(ctx context.Context, d *deletion) error
+
+// deletion is the deletion of one volume or snapshot in this process.
+type deletion struct {
+	run      *runs.Run
+	progress erase.Progress
+	waits    atomic.Bool       // for copies that may still write, see Remover.outwait
+	unfilled bool              // the volume is deleted only if its content is not complete
+	planned  bool              // scoped is final
+	scoped   backend.KeySource // sessions of the deletion; nil: none
+}
+
+// String returns the progress.
+func (d *deletion) String() string {
+	s := d.progress.String()
+	if d.waits.Load() {
+		s += "; waiting until a copy that was in progress has ended, for two minutes if its controller does not answer"
+	}
+	return s
+}
+
+// hasWorker reports whether the deletion is one of the limited number that may erase data.
+func (d *deletion) hasWorker() bool { return d.run.Lane() > 0 }
+
+// delete executes or joins the deletion of a volume or snapshot, whose name is what.
+func (r *Remover) delete(ctx context.Context, be backend.Backend, who identity.Identity, what string, work job) error {
+	d := &deletion{}
+	return r.queue.Do(ctx, runs.Work{ID: what, What: "deleting " + what, Who: who, Progress: d, Job: func(ctx context.Context, run *runs.Run) error {
+		d.run = run
+		return r.WhileConfigured(ctx, be, func(ctx context.Context) error { return work(ctx, d) })
+	}})
+}
 
 // Delete deletes the volume according to its record or its bucket's tags (volume.OnDelete). It returns nil if the volume is deleted or never
 // existed. While the deletion is queued or in progress, it returns Busy with the progress. The deletion continues without the caller, and
@@ -65,8 +105,9 @@ func (r *Remover) Delete(ctx context.Context, req Request) (err error) {
 	if err != nil {
 		return err
 	}
-	if d := r.queue.join(req.ID.String(), who); d != nil {
-		return r.queue.wait(ctx, d)
+	what := "volume " + req.ID.String()
+	if joined, err := r.queue.Join(ctx, what, who); joined {
+		return err
 	}
 	keys, err := r.Identities.Keys(ctx, be, who)
 	if err != nil {
@@ -77,25 +118,21 @@ func (r *Remover) Delete(ctx context.Context, req Request) (err error) {
 	if err != nil || work == nil {
 		return err
 	}
-	d, err := r.queue.start(req.ID.String(), who, func(ctx context.Context, d *deletion) error {
+	return r.delete(ctx, be, who, what, func(ctx context.Context, d *deletion) error {
 		d.unfilled = req.Unfilled
-		return r.WhileConfigured(ctx, be, func(ctx context.Context) error { return work(ctx, d) })
+		return work(ctx, d)
 	})
-	if err != nil {
-		return err
-	}
-	return r.queue.wait(ctx, d)
 }
 
 // erase erases what is below a prefix. A deletion that has no worker may only find that there is nothing to erase; otherwise the
-// error is errNeedsWorker.
+// error is runs.ErrNextLane.
 func (r *Remover) erase(ctx context.Context, d *deletion, t erase.Task) error {
-	if d.hasWorker {
+	if d.hasWorker() {
 		return r.Eraser.Erase(ctx, t)
 	}
 	left, err := r.Eraser.Look(ctx, t)
 	if err == nil && !left.Empty() {
-		return errNeedsWorker
+		return runs.ErrNextLane
 	}
 	return err
 }
@@ -105,19 +142,7 @@ func (r *Remover) erase(ctx context.Context, d *deletion, t erase.Task) error {
 func (r *Remover) outwait(ctx context.Context, d *deletion, read func(context.Context) ([]string, error)) error {
 	d.waits.Store(true)
 	defer d.waits.Store(false)
-	for {
-		left, err := read(ctx)
-		if err != nil {
-			return err
-		}
-		r.Claims.Revoke(left)
-		if len(r.Claims.Open(left)) == 0 {
-			return nil
-		}
-		if err := r.Claims.Pause(ctx); err != nil {
-			return err
-		}
-	}
+	return r.Claims.Outwait(ctx, read)
 }
 
 // Lookup returns NotFound unless this driver's volume of that id exists and is not being deleted.

@@ -29,9 +29,9 @@ func (r *Remover) DeleteSnapshot(ctx context.Context, req SnapshotRequest) (err 
 	if err != nil {
 		return err
 	}
-	name := snapshotMark + req.ID.String()
-	if d := r.queue.join(name, who); d != nil {
-		return r.queue.wait(ctx, d)
+	what := "snapshot " + req.ID.String()
+	if joined, err := r.queue.Join(ctx, what, who); joined {
+		return err
 	}
 	keys, err := r.Identities.Keys(ctx, be, who)
 	if err != nil {
@@ -43,20 +43,14 @@ func (r *Remover) DeleteSnapshot(ctx context.Context, req SnapshotRequest) (err 
 	if err != nil || !there {
 		return err
 	}
-	d, err := r.queue.start(name, who, func(ctx context.Context, d *deletion) error {
-		return r.WhileConfigured(ctx, be, func(ctx context.Context) error {
-			err := s.remove(ctx, d, req.Failure)
-			if bucketIsGone(err) {
-				r.Opener.Invalidate(be, req.ID.Bucket)
-				return nil
-			}
-			return err
-		})
-	})
-	if err != nil {
+	return r.delete(ctx, be, who, what, func(ctx context.Context, d *deletion) error {
+		err := s.remove(ctx, d, req.Failure)
+		if bucketIsGone(err) {
+			r.Opener.Invalidate(be, req.ID.Bucket)
+			return nil
+		}
 		return err
-	}
-	return r.queue.wait(ctx, d)
+	})
 }
 
 // snapshot is a snapshot to delete.

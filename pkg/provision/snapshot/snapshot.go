@@ -323,8 +323,7 @@ func (c *creation) source(ctx context.Context, who identity.Identity) error {
 // copy executes or joins the run that copies the snapshot, and returns the record when it is ready.
 func (c *creation) copy(ctx context.Context, found records.StoredSnapshot) (records.StoredSnapshot, error) {
 	id := c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation)
-	progress := &copier.Progress{}
-	if err := c.Runs.Do(ctx, c.runID(), making+id.String(), c.who, progress, c.job(id, progress)); err != nil {
+	if err := c.Runs.Do(ctx, c.work(id)); err != nil {
 		return found, err
 	}
 	return c.Records.ReadSnapshot(ctx, c.b, id.Segment)
@@ -333,19 +332,18 @@ func (c *creation) copy(ctx context.Context, found records.StoredSnapshot) (reco
 // start executes the run that copies the snapshot, or lets it go on.
 func (c *creation) start(found records.StoredSnapshot) error {
 	id := c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation)
-	progress := &copier.Progress{}
-	return c.Runs.Start(c.runID(), making+id.String(), c.who, progress, c.job(id, progress))
+	return c.Runs.Start(c.work(id))
 }
 
-const making = "making snapshot "
-
-func (c *creation) job(id volume.SnapshotID, progress *copier.Progress) runs.Job {
-	return func(ctx context.Context, r *runs.Run) error {
+func (c *creation) work(id volume.SnapshotID) runs.Work {
+	progress := &copier.Progress{}
+	job := func(ctx context.Context, r *runs.Run) error {
 		own := *c
 		own.claim = own.Claims.New()
 		defer own.claim.End()
 		return own.Volumes.WhileConfigured(ctx, own.be, func(ctx context.Context) error { return own.make(ctx, r, id, progress) })
 	}
+	return runs.Work{ID: c.runID(), What: "making snapshot " + id.String(), Who: c.who, Progress: progress, Job: job}
 }
 
 // errOver means that the record no longer asks for the copy.
@@ -461,15 +459,10 @@ func (c *creation) write(ctx context.Context, own buckets.Bucket, etag string, s
 
 // outwait waits until no other run can write an object of the snapshot any more.
 func (c *creation) outwait(ctx context.Context, own buckets.Bucket, id volume.SnapshotID) error {
-	for {
+	return c.Claims.Outwait(ctx, func(ctx context.Context) ([]string, error) {
 		found, err := c.mine(ctx, own, id)
-		if err != nil || len(c.claim.Others(found.Makers)) == 0 {
-			return err
-		}
-		if err := c.Claims.Pause(ctx); err != nil {
-			return err
-		}
-	}
+		return c.claim.Others(found.Makers), err
+	})
 }
 
 // releaseBound is how long release takes at most.
