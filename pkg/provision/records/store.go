@@ -31,12 +31,15 @@ const writeAttempts = 5
 // Stored is a record as it was read.
 type Stored struct {
 	Record
-	ETag string
+	ETag string // of the object; "": there is none
+	Tags Tags   // of a volume that is a bucket: all, which are written with the record's changes
 }
 
-// Conditions reports whether a bucket's service honours conditional writes.
+// Conditions reports whether a bucket's service honours conditional writes, and locks the buckets whose tags are written without;
+// *buckets.Opener implements it.
 type Conditions interface {
 	Conditional(ctx context.Context, b buckets.Bucket) (bool, error)
+	Lock(ctx context.Context, be backend.Backend, name string) (release func(), err error)
 }
 
 // Store reads and writes the records of one owner.
@@ -102,12 +105,19 @@ func (s *Store) Read(ctx context.Context, b buckets.Bucket, segment string) (Sto
 	if err != nil {
 		return Stored{}, fault.Errorf(fault.Precondition, "%s in %s is not a volume record that this driver can read: %w; nothing was changed; find out which program wrote it before you change it", Key(segment), b, err)
 	}
-	return Stored{r, etag}, nil
+	return Stored{Record: r, ETag: etag}, nil
 }
 
-// ReadOwn reads this owner's record of exactly that id, or that of a later generation, which proves that this one was deleted.
+// ReadOwn reads this owner's record, or tags, of exactly that id, or the record of a later generation, which proves that this one was deleted.
 // ErrNotOurs: there is neither. NotFound: there is no bucket.
 func (s *Store) ReadOwn(ctx context.Context, b buckets.Bucket, id volume.ID) (Stored, error) {
+	if id.Prefix == "" {
+		t, err := ReadTags(ctx, b.Client, id.Bucket)
+		if err == nil && !t.Of(s.Owner, id) {
+			err = ErrNotOurs
+		}
+		return Stored{Record: t.record(), Tags: t}, err
+	}
 	segment, _, ok := id.NameSegment()
 	if !ok {
 		return Stored{}, ErrNotOurs

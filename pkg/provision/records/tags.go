@@ -192,6 +192,35 @@ func WriteTags(ctx context.Context, client *s3.Client, bucket string, t Tags) er
 	return backend.Classify(err, "tagging bucket "+bucket)
 }
 
+// record returns what the tags say as a record, which has nothing else.
+func (t Tags) record() Record {
+	return Record{
+		Driver: t[TagDriver], Cluster: t[TagCluster], Name: t[TagName], VolumeID: t[TagVolume], ParametersDigest: t[TagParameters],
+		OnDelete: volume.OnDelete(t[TagOnDelete]), CapacityBytes: t.Capacity(), Usage: t.Usage().String(), State: State(t[TagState]), Fillers: t.Fillers(),
+	}
+}
+
+// with returns the tags with those fields of the record that can change.
+func (t Tags) with(r Record) Tags {
+	old := t.record()
+	t = maps.Clone(t)
+	t[TagState] = string(r.State)
+	if r.OnDelete != old.OnDelete {
+		t[TagOnDelete] = string(r.OnDelete)
+	}
+	if r.CapacityBytes != old.CapacityBytes {
+		t.SetCapacity(r.CapacityBytes)
+	}
+	if r.Usage != old.Usage {
+		t[TagUsage] = r.Usage
+	}
+	delete(t, TagFillers)
+	if r.State == StateFilling && len(r.Fillers) > 0 {
+		t.SetFillers(r.Fillers)
+	}
+	return t
+}
+
 // SetState changes the state in the tags and keeps the others.
 func SetState(ctx context.Context, b buckets.Bucket, t Tags, s State) error {
 	t = maps.Clone(t)
