@@ -231,16 +231,10 @@ func New(o Options) (*Provisioner, error) {
 		copies:   runs.New(DefaultCopies),
 		copier:   copier.New(copier.Options{Store: store, Uploads: opener, Workers: o.CopyWorkers, Threshold: o.CopyThreshold, CheckEvery: o.CopyCheckEvery}),
 	}
+	copies := copier.Services{Identities: identities, Clients: o.Clients, Opener: opener, Copier: p.copier, Eraser: eraser, Claims: claims}
 	p.snapshots = snapshot.New(snapshot.Options{
-		Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Eraser: eraser, Runs: p.copies, Volumes: p.Remover,
-		NotVolume: p.Creator.NotBucketVolume,
-		Copier:    p.copier,
-		ClockSkew: o.ClockSkew,
-		Claims:    claims,
+		Config: o.Config, Copies: copies, Records: store, Runs: p.copies, Volumes: p.Remover, ClockSkew: o.ClockSkew, NotVolume: p.Creator.NotBucketVolume,
 	})
-	p.fills = fill.New(fill.Options{
-		Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Copier: p.copier, Eraser: eraser, Runs: p.copies, Volumes: p.Remover,
-		Snapshots: p.snapshots, Claims: claims,
-	})
+	p.fills = fill.New(fill.Options{Copies: copies, Records: store, Runs: p.copies, Volumes: p.Remover, Snapshots: p.snapshots})
 	return p, nil
 }
