@@ -21,6 +21,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/copier"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
@@ -481,7 +482,7 @@ func (c copying) bareLoop(from, to string) (took time.Duration) {
 	began := time.Now()
 	next := make(chan string, 1000)
 	var wg sync.WaitGroup
-	for range c.copier.Workers {
+	for range provision.DefaultCopyWorkers {
 		wg.Go(func() {
 			for key := range next {
 				_, err := c.bucket.Client.CopyObject(c.life, &s3.CopyObjectInput{Bucket: c.bucket.Name(), Key: aws.String(to + key), CopySource: aws.String(c.e.bucket + "/" + key)})

@@ -32,14 +32,14 @@ func (b *busy) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // A request that is repeated can come long after the check that the copy is still wanted. By then another process may have taken over, and
 // waits no longer than Lag.
-func TestARequestIsNotRepeatedForACopyThatIsNotWanted(t *testing.T) {
+func TestCopy_RequestsAreNotRepeatedWhenTheCopyIsNoLongerWanted(t *testing.T) {
 	service := &busy{}
 	place := Place{Prefix: "p/", Bucket: buckets.Bucket{Info: backend.BucketInfo{Name: "bucket"}, Client: s3.New(s3.Options{
 		Region: "us-east-1", BaseEndpoint: aws.String("http://127.0.0.1:1"), UsePathStyle: true, HTTPClient: &http.Client{Transport: service},
 		Credentials: credentials.NewStaticCredentialsProvider("a", "b", ""),
 	})}}
 	taken := fault.Errorf(fault.Busy, "another process copies")
-	r := New(Options{Workers: 1, CheckEvery: time.Nanosecond}).run(Task{
+	r := New(Options{Workers: 1, CheckEvery: time.Nanosecond}).newRun(Task{
 		Source: Current{place}, Target: place, Progress: &Progress{},
 		Still: func(context.Context) error {
 			if service.requests.Load() > 0 {
@@ -48,7 +48,7 @@ func TestARequestIsNotRepeatedForACopyThatIsNotWanted(t *testing.T) {
 			return nil
 		},
 	})
-	if err := r.still(t.Context()); err != nil {
+	if err := r.requests.checkOnce(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for name, o := range map[string]Object{"in one request": {Key: "a"}, "in parts": {Key: "a", Size: 2 * DefaultThreshold}} {
