@@ -71,28 +71,29 @@ type Options struct {
 
 // Provisioner creates, changes and deletes volumes. All methods may be called concurrently.
 type Provisioner struct {
-	*create.Creator
-	*remove.Remover  // Lookup
-	*list.Lister     // CanList, List and Get
-	*modify.Modifier // Modify
-	snapshots        *snapshot.Maker
-	fills            *fill.Filler
-	copies           *runs.Queue
-	copier           *copier.Copier
+	Finder    *records.Finder
+	Lister    *list.Lister
+	Modifier  *modify.Modifier
+	creator   *create.Creator
+	remover   *remove.Remover
+	snapshots *snapshot.Maker
+	fills     *fill.Filler
+	copies    *runs.Queue
+	copier    *copier.Copier
 }
 
 // Create creates a volume, or returns it if it exists with the same parameters. See create.Creator. If the volume has content, the error is Busy
 // until it is complete.
 func (p *Provisioner) Create(ctx context.Context, r CreateRequest) (volume.ID, error) {
 	if r.Parameters.Content == (volume.Content{}) {
-		return p.Creator.Create(ctx, r)
+		return p.creator.Create(ctx, r)
 	}
 	if err := p.fills.Failure(r.Name, r.Parameters); err != nil {
 		return volume.ID{}, err
 	}
 	f := fill.Request{Parameters: r.Parameters, Options: r.Options, Keys: r.Keys, RoleARN: r.RoleARN}
 	r.Check = func(ctx context.Context) error { return p.fills.Check(ctx, f) }
-	id, err := p.Creator.Create(ctx, r)
+	id, err := p.creator.Create(ctx, r)
 	if deleting := (*create.DeletingError)(nil); errors.As(err, &deleting) {
 		// It may be a volume that could not be filled. The process that deletes it may have been killed, and no caller asks for its deletion.
 		return volume.ID{}, p.resumeDeletion(ctx, r, deleting.VolumeID, err)
@@ -110,7 +111,7 @@ func (p *Provisioner) resumeDeletion(ctx context.Context, r CreateRequest, volum
 	if err != nil || id.Backend != r.Parameters.Backend || id.Bucket != r.Parameters.BucketFor(r.Name) {
 		return why
 	}
-	if err := p.Remover.Delete(ctx, DeleteRequest{ID: id, Keys: r.Keys, RoleARN: r.RoleARN, Unfilled: true}); err != nil {
+	if err := p.remover.Delete(ctx, DeleteRequest{ID: id, Keys: r.Keys, RoleARN: r.RoleARN, Unfilled: true}); err != nil {
 		return err
 	}
 	return why
@@ -121,14 +122,14 @@ func (p *Provisioner) Delete(ctx context.Context, r DeleteRequest) error {
 	if err := p.copies.Stop(ctx, fill.RunID(r.ID)); err != nil {
 		return err
 	}
-	return p.Remover.Delete(ctx, r)
+	return p.remover.Delete(ctx, r)
 }
 
 // Run executes deletions and copies until ctx ends. The next call of any process continues unfinished ones. Run can be called once.
 func (p *Provisioner) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	defer context.AfterFunc(ctx, p.copier.End)()
-	g.Go(func() error { return p.Remover.Run(ctx) })
+	g.Go(func() error { return p.remover.Run(ctx) })
 	g.Go(func() error { return p.copies.Run(ctx) })
 	return g.Wait()
 }
@@ -143,7 +144,7 @@ func (p *Provisioner) DeleteSnapshot(ctx context.Context, r DeleteSnapshotReques
 	if err := p.copies.Stop(ctx, snapshot.RunID(r.ID)); err != nil {
 		return err
 	}
-	return p.Remover.DeleteSnapshot(ctx, r)
+	return p.remover.DeleteSnapshot(ctx, r)
 }
 
 // GetSnapshot returns a snapshot; NotFound: there is none.
@@ -184,7 +185,7 @@ type ModifyRequest = modify.Request
 type Change = modify.Change
 
 // LookupRequest is a request to check that a volume exists.
-type LookupRequest = remove.Request
+type LookupRequest = records.LookupRequest
 
 // New returns a Provisioner. It starts nothing: deletions wait for Run.
 func New(o Options) (*Provisioner, error) {
@@ -218,14 +219,16 @@ func New(o Options) (*Provisioner, error) {
 	store := records.NewStore(who, opener, o.Now)
 	claims := runs.NewClaims(cmp.Or(o.CopyLag, copier.Lag))
 	eraser := erase.New(opener, o.Workers)
+	finder := &records.Finder{Identities: identities, Opener: opener, Records: store}
 	p := &Provisioner{
-		Creator: &create.Creator{
+		Finder: finder,
+		creator: &create.Creator{
 			Identities: identities, Clients: o.Clients, Service: o.Buckets, Opener: opener, Records: store,
 			Proofs: proofs.New(identities, o.Clients, o.Buckets, o.Now),
 		},
-		Remover: remove.New(remove.Options{
-			Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Eraser: eraser, Claims: claims, Runs: o.Runs,
-		}),
+		remover: remove.New(remove.Remover{
+			Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Eraser: eraser, Claims: claims,
+		}, o.Runs),
 		Lister:   &list.Lister{Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store},
 		Modifier: &modify.Modifier{Identities: identities, Opener: opener, Records: store, Service: o.Buckets},
 		copies:   runs.New(DefaultCopies),
@@ -233,8 +236,9 @@ func New(o Options) (*Provisioner, error) {
 	}
 	copies := copier.Services{Identities: identities, Clients: o.Clients, Opener: opener, Copier: p.copier, Eraser: eraser, Claims: claims}
 	p.snapshots = snapshot.New(snapshot.Options{
-		Config: o.Config, Copies: copies, Records: store, Runs: p.copies, Volumes: p.Remover, ClockSkew: o.ClockSkew, NotVolume: p.Creator.NotBucketVolume,
+		Config: o.Config, Copies: copies, Records: store, Finder: finder, Runs: p.copies, Volumes: p.remover, ClockSkew: o.ClockSkew,
+		NotVolume: p.creator.NotBucketVolume,
 	})
-	p.fills = fill.New(fill.Options{Copies: copies, Records: store, Runs: p.copies, Volumes: p.Remover, Snapshots: p.snapshots})
+	p.fills = fill.New(fill.Options{Copies: copies, Records: store, Finder: finder, Runs: p.copies, Volumes: p.remover, Snapshots: p.snapshots})
 	return p, nil
 }

@@ -188,29 +188,6 @@ func TestABucketVolumeThatMustBeEmpty(t *testing.T) {
 	})
 }
 
-func TestABucketCreationWhoseAnswerIsLost(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		p.hooks.set(func(h *hooks) {
-			h.after = func(_ int, operation string) error {
-				if operation == "CreateBucket" {
-					return cut()
-				}
-				return nil
-			}
-		})
-		id, err := p.ask("v", e.own()...)
-		if e.name == "minio" { // it has dropped the tags, so its owner is unknown
-			e.want(err, fault.Busy)
-			e.want(e.process().tryCreate("v", e.own()...), fault.Exists, "adoptUntaggedBuckets")
-			id = e.process(settings("adoptUntaggedBuckets: true")).create("v", e.own()...)
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		e.process().delete(id)
-	})
-}
-
 // A deletion that was held up stops where a volume of that name was made meanwhile.
 func TestAHeldUpDeleterTouchesNothingOfANewVolume(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {

@@ -224,78 +224,12 @@ func (c copying) small() {
 	c.hooks.set(func(h *hooks) { h.pageSize = 3 })
 }
 
-func TestACopyKilledAnywhereIsContinuedByAnother(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		keys := numbered("from/", 8)
-		e.put(keys...)
-		big := strings.Repeat("x", 6<<20)
-		e.write("from/d02/large", big)
-		parts := func(o *copier.Options) { o.Threshold = 5 << 20 }
-		round := ""
-		task := func(c copying) copier.Task {
-			task := c.task()
-			task.Target.Prefix, task.Manifest = "to/"+round+"/", "manifest/"+round+"/"
-			return task
-		}
-		other := e.process().copying(parts)
-		for n := 1; ; n++ {
-			if n > 80 {
-				t.Fatal("the copy has no end")
-			}
-			round = fmt.Sprint("n", n)
-			c := e.process().copying(parts)
-			c.small()
-			c.dies(n)
-			_, err := c.run(task(c))
-			sent := len(c.hooks.sent())
-			if err != nil {
-				e.notFinal(round, err)
-			}
-			other.small()
-			totals, err := other.run(task(other))
-			if err != nil || totals.Objects != int64(len(keys)+1) || totals.Changed != 0 {
-				t.Fatalf("%s: %+v, %v", round, totals, err)
-			}
-			e.same(round, e.keysBelow("to/"+round+"/"), slices.Sorted(slices.Values(rebased(append(keys, "from/d02/large"), "from/", "to/"+round+"/"))))
-			e.same(round+": uploads", e.uploads(), []string{})
-			if sent < n {
-				return
-			}
-		}
-	})
-}
-
 func rebased(keys []string, from, to string) []string {
 	list := make([]string, len(keys))
 	for i, key := range keys {
 		list[i] = to + strings.TrimPrefix(key, from)
 	}
 	return list
-}
-
-func TestTwoControllersMakeOneCopy(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		e.put(numbered("from/", 40)...)
-		var totals [3]copier.Totals
-		var controllers [3]copying
-		for i := range controllers { // one after the other: each tests the service, and versitygw refuses tests that meet
-			controllers[i] = e.process().copying()
-			controllers[i].small()
-		}
-		errs := race(len(controllers), func(i int) (err error) {
-			totals[i], err = controllers[i].run(controllers[i].task())
-			return err
-		})
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
-		for i, have := range totals {
-			if have.Objects != 40 {
-				t.Errorf("%d: %+v", i, have)
-			}
-		}
-		e.copied("from/", "to/")
-	})
 }
 
 // What a writer does meanwhile is in the copy or not, but each object is whole, and the manifest says what is there.

@@ -27,7 +27,7 @@ func (p *process) listed(limit int) (ids []string, pages int) {
 	p.e.t.Helper()
 	token := ""
 	for {
-		page, next, err := p.List(p.e.ctx(), limit, token)
+		page, next, err := p.Lister.List(p.e.ctx(), limit, token)
 		if err != nil {
 			p.e.t.Fatal(err)
 		}
@@ -80,18 +80,18 @@ func TestVolumesAreListedInPages(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.grown(id, 77)
-		if v, err := l.Get(e.ctx(), id); err != nil || v.ID != id || v.CapacityBytes != 77 {
+		if v, err := l.Lister.Get(e.ctx(), id); err != nil || v.ID != id || v.CapacityBytes != 77 {
 			t.Errorf("Get: %+v, %v", v, err)
 		}
 		ownID, _ := volume.ParseID(own)
 		p.grown(ownID, 78)
-		if v, err := l.Get(e.ctx(), ownID); err != nil || v.ID != ownID || v.CapacityBytes != 78 {
+		if v, err := l.Lister.Get(e.ctx(), ownID); err != nil || v.ID != ownID || v.CapacityBytes != 78 {
 			t.Errorf("Get: %+v, %v", v, err)
 		}
 		p.delete(id)
 		p.delete(ownID)
 		for _, gone := range []volume.ID{id, ownID, {Backend: "lab", Bucket: e.bucket, Prefix: "another-clusters/"}} {
-			_, err = l.Get(e.ctx(), gone)
+			_, err = l.Lister.Get(e.ctx(), gone)
 			e.want(err, fault.NotFound)
 		}
 	})
@@ -106,7 +106,7 @@ func TestPagesGoOnAfterChanges(t *testing.T) {
 			ids = append(ids, p.create(fmt.Sprint("v", i)))
 		}
 		l := e.lister(e.bucket)
-		first, token, err := l.List(e.ctx(), 2, "")
+		first, token, err := l.Lister.List(e.ctx(), 2, "")
 		if err != nil || len(first) != 2 {
 			t.Fatalf("%v, %v", first, err)
 		}
@@ -114,7 +114,7 @@ func TestPagesGoOnAfterChanges(t *testing.T) {
 		p.delete(ids[2])
 		p.create("v0-new")
 		p.create("v4-new")
-		second, _, err := l.List(e.ctx(), 0, token)
+		second, _, err := l.Lister.List(e.ctx(), 0, token)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +124,7 @@ func TestPagesGoOnAfterChanges(t *testing.T) {
 		}
 		e.same("the second page", got, []string{"v3/", "v4/", "v4-new/", "v5/"})
 		for _, bad := range []string{"x", token + "x", "e30", "eyJiIjoibm9uZSJ9"} {
-			_, _, err := l.List(e.ctx(), 2, bad)
+			_, _, err := l.Lister.List(e.ctx(), 2, bad)
 			e.want(err, fault.Busy)
 		}
 	})
@@ -164,7 +164,7 @@ func TestBucketsWithoutPermissionAreSkippedUnlessTheyAreNamed(t *testing.T) {
 		id := p.create("v")
 		l := e.lister(e.bucket + "*")
 		l.refuse(403, "AccessDenied", "ListBuckets")
-		_, _, err := l.List(e.ctx(), 0, "")
+		_, _, err := l.Lister.List(e.ctx(), 0, "")
 		e.want(err, fault.Denied, "volumeBuckets")
 		l.refuse(403, "AccessDenied", "ListObjectsV2")
 		if got, _ := l.listed(0); len(got) != 0 {
@@ -176,14 +176,14 @@ func TestBucketsWithoutPermissionAreSkippedUnlessTheyAreNamed(t *testing.T) {
 			t.Errorf("listed %q", got)
 		}
 		named.refuse(403, "AccessDenied", "ListObjectsV2")
-		_, _, err = named.List(e.ctx(), 0, "")
+		_, _, err = named.Lister.List(e.ctx(), 0, "")
 		e.want(err, fault.Denied)
 		named.refuse(503, "SlowDown", "GetObject")
-		_, _, err = named.List(e.ctx(), 0, "")
+		_, _, err = named.Lister.List(e.ctx(), 0, "")
 		e.notFinal("a service that is busy", err)
 		secrets := e.process()
-		if secrets.CanList() || !l.CanList() {
-			t.Errorf("CanList: %t with secrets, %t with own credentials", secrets.CanList(), l.CanList())
+		if secrets.Lister.CanList() || !l.Lister.CanList() {
+			t.Errorf("CanList: %t with secrets, %t with own credentials", secrets.Lister.CanList(), l.Lister.CanList())
 		}
 	})
 }
@@ -201,7 +201,7 @@ func TestInventory(t *testing.T) {
 		e.put(".s3-csi/volumes/garbage")
 		p.create("based", "prefix", "base/")
 
-		found, unread, err := e.lister(e.bucket+"*").Inventory(e.ctx(), "")
+		found, unread, err := e.lister(e.bucket+"*").Lister.Inventory(e.ctx(), "")
 		if err != nil || len(unread) > 0 {
 			t.Fatal(unread, err)
 		}
@@ -225,13 +225,13 @@ func TestInventory(t *testing.T) {
 		e.same("entries", got, want)
 
 		// A backend whose credentials are in secrets, and a bucket that cannot be read, are named.
-		found, unread, err = p.Inventory(e.ctx(), "lab")
+		found, unread, err = p.Lister.Inventory(e.ctx(), "lab")
 		if err != nil || len(found) > 0 || len(unread) != 1 || unread[0].Backend != "lab" {
 			t.Errorf("%v, %v, %v", found, unread, err)
 		}
 		l := e.lister(e.bucket)
 		l.refuse(403, "AccessDenied", "ListObjectsV2")
-		if _, unread, err = l.Inventory(e.ctx(), ""); err != nil || len(unread) != 1 || unread[0].Bucket != e.bucket || !fault.Is(unread[0].Err, fault.Denied) {
+		if _, unread, err = l.Lister.Inventory(e.ctx(), ""); err != nil || len(unread) != 1 || unread[0].Bucket != e.bucket || !fault.Is(unread[0].Err, fault.Denied) {
 			t.Errorf("%v, %v", unread, err)
 		}
 		_, _, err = l.Inventory(e.ctx(), "nosuch")

@@ -22,7 +22,7 @@ import (
 func (p *process) change(id volume.ID, c provision.Change) (int64, error) {
 	ctx, cancel := context.WithTimeout(p.life, time.Minute)
 	defer cancel()
-	return p.Modify(ctx, provision.ModifyRequest{ID: id, Keys: p.e.keys, RoleARN: p.role, Change: c})
+	return p.Modifier.Modify(ctx, provision.ModifyRequest{ID: id, Keys: p.e.keys, RoleARN: p.role, Change: c})
 }
 
 // grown expands a volume, which must succeed.
@@ -165,47 +165,6 @@ func TestChangesThatMeetAreOneWrite(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Two controllers that read the same state lose nothing of each other's changes.
-func TestTwoControllersThatMeetLoseNothing(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		for _, kind := range []string{"prefix", "bucket"} {
-			a, b := e.process(), e.process()
-			name, read := "v", "GetObject"
-			pairs := []string{}
-			if kind == "bucket" {
-				name, read, pairs = e.bucket+"-v", "GetBucketTagging", []string{"bucketName", ""}
-			}
-			id := a.create(name, pairs...)
-			a.grown(id, 1)
-			b.grown(id, 2)
-			both := &meeting{n: 2, met: make(chan struct{})}
-			for _, p := range []*process{a, b} {
-				var first sync.Once
-				p.hooks.set(func(h *hooks) {
-					h.wait = func(ctx context.Context, operation string, done bool) {
-						if operation == read && done {
-							first.Do(func() { both.join(ctx) })
-						}
-					}
-				})
-			}
-			var wg sync.WaitGroup
-			wg.Go(func() { a.grown(id, 10) })
-			wg.Go(func() { b.grown(id, 20) })
-			wg.Wait()
-			got := fmt.Sprint(20)
-			if kind == "bucket" {
-				got = e.bucketTags(id.Bucket)["s3.csi/capacity"]
-			} else if size := e.size("v"); size != 20 {
-				got = fmt.Sprint(size)
-			}
-			if got != "20" {
-				t.Errorf("%s: size %s", kind, got)
-			}
-		}
-	})
 }
 
 // Tags have no conditional writes: the controller whose change was overwritten repeats it.
@@ -433,29 +392,6 @@ func TestARefusedChangeLeavesTheOthers(t *testing.T) {
 		e.want(results[2], fault.Invalid)
 		if got := count(p.hooks.sent(), "PutObject"); got != 1 {
 			t.Errorf("%d writes: %q", got, p.hooks.sent())
-		}
-	})
-}
-
-// What becomes of a lost answer is found out: the change is recorded, and the answer is OK or not final.
-func TestChangesWhoseAnswersAreLost(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		id := p.create("v")
-		p.grown(id, 10)
-		p.hooks.set(func(h *hooks) {
-			h.after = func(_ int, operation string) error {
-				if operation == "PutObject" {
-					return cut()
-				}
-				return nil
-			}
-		})
-		if _, err := p.change(id, provision.Change{Required: 20}); err != nil {
-			e.notFinal("a lost answer", err)
-		}
-		if got := e.size("v"); got != 20 {
-			t.Errorf("size %d", got)
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -254,6 +255,15 @@ func (o *Opener) UploadsBelow(ctx context.Context, b Bucket, prefix string, each
 // IsEmpty reports whether no object is below the prefix: one request.
 func IsEmpty(ctx context.Context, b Bucket, prefix string) (bool, error) {
 	return nothingIn(ctx, b, prefix, CurrentObjects(b, prefix, 1))
+}
+
+// IsEmptyExcept is IsEmpty, but does not count what is below another prefix.
+func IsEmptyExcept(ctx context.Context, b Bucket, prefix, except string) (bool, error) {
+	next := CurrentObjects(b, prefix, 1)
+	return nothingIn(ctx, b, prefix, func(ctx context.Context) ([]Object, bool, error) {
+		page, more, err := next(ctx)
+		return slices.DeleteFunc(page, func(o Object) bool { return strings.HasPrefix(o.Key, except) }), more, err
+	})
 }
 
 // IsUnused reports whether neither an object nor a version or delete marker is below the prefix: one request.

@@ -23,7 +23,8 @@ const (
 	// askAgain is how long a service that does not list unfinished uploads is not tested again.
 	askAgain = time.Hour
 
-	probesPrefix = volume.RecordPrefix + "/probe/"
+	// Probes is the prefix of the driver's own test objects, which are no user's data.
+	Probes = volume.RecordPrefix + "/probe/"
 )
 
 // UploadListing is how a service lists unfinished uploads.
@@ -40,7 +41,7 @@ const (
 // writes. If not, the backend must have singleController.
 func (o *Opener) Conditional(ctx context.Context, b Bucket) (bool, error) {
 	honoured, err := o.cache.get(ctx, b, "the test of conditional writes", func(ctx context.Context) (k known, err error) {
-		honoured, err := ProbeConditional(ctx, b.AsOwn(), probesPrefix)
+		honoured, err := ProbeConditional(ctx, b.AsOwn(), Probes)
 		if honoured {
 			k.value = 1
 		}
@@ -128,7 +129,7 @@ func removeProbe(ctx context.Context, b Bucket, key string, versions map[string]
 // lists all uploads without a prefix.
 func (o *Opener) uploadListing(ctx context.Context, b Bucket) (UploadListing, error) {
 	how, err := o.cache.get(ctx, b, "the test of upload listings", func(ctx context.Context) (known, error) {
-		how, err := ProbeUploadListing(ctx, b.AsOwn(), probesPrefix)
+		how, err := ProbeUploadListing(ctx, b.AsOwn(), Probes)
 		ttl := Unlimited
 		if how == UploadsNone {
 			ttl = askAgain // some refusals have other reasons

@@ -34,7 +34,7 @@ const (
 //  4. finish the proof; if it fails, remove the bucket that this call created
 func (c *Creator) createBucket(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (volume.ID, error) {
 	id := r.Parameters.ID(r.Name, 1)
-	v := bucketCreation{Creator: c, be: be, keys: keys, bucket: id.Bucket, owner: r.Parameters.Node.ExpectedBucketOwner,
+	v := bucketCreation{creator: c, be: be, keys: keys, bucket: id.Bucket, owner: r.Parameters.Node.ExpectedBucketOwner,
 		want: records.NewTags(c.Records.Owner, r.Name, id, r.Parameters)}
 	v.proof, v.refused = c.Proofs.Bucket(ctx, be, who, id.Bucket, r.Parameters)
 	release, err := c.Opener.Lock(ctx, be, id.Bucket)
@@ -69,12 +69,12 @@ func (c *Creator) createBucket(ctx context.Context, be backend.Backend, who iden
 
 // bucketCreation is one CreateVolume of a bucket volume.
 type bucketCreation struct {
-	*Creator
-	be     backend.Backend
-	keys   credentials.Keys
-	bucket string
-	owner  string // account id that must own it, if set in the class
-	want   records.Tags
+	creator *Creator
+	be      backend.Backend
+	keys    credentials.Keys
+	bucket  string
+	owner   string // account id that must own it, if set in the class
+	want    records.Tags
 	// proof is the part of the proof of scope that needs the bucket; nil: none. refused is why it failed without the bucket.
 	proof   proofs.BucketProof
 	refused error
@@ -122,7 +122,7 @@ func (c *bucketCreation) settled(ctx context.Context, client *s3.Client) (record
 
 // create creates a bucket that did not exist a moment ago. made is false if another controller, for example, created it.
 func (c *bucketCreation) create(ctx context.Context) (made bool, err error) {
-	client, err := c.Clients.S3(ctx, c.be, c.keys, "")
+	client, err := c.creator.Clients.S3(ctx, c.be, c.keys, "")
 	if err != nil {
 		return false, err
 	}
@@ -145,7 +145,7 @@ func (c *bucketCreation) create(ctx context.Context) (made bool, err error) {
 	if c.owner != "" {
 		// CreateBucket has no expected owner. S3 refuses this request if another account owns the bucket.
 		info := backend.BucketInfo{Name: c.bucket, Region: c.be.StartRegion(), Owner: c.owner}
-		if reader, err = c.Clients.Bucket(ctx, c.be, c.keys, info); err != nil {
+		if reader, err = c.creator.Clients.Bucket(ctx, c.be, c.keys, info); err != nil {
 			return true, undo(err)
 		}
 	}
@@ -180,7 +180,7 @@ func (c *bucketCreation) limited(ctx context.Context, info backend.BucketInfo, m
 	case !made:
 		return fault.Errorf(fault.Busy, "bucket %s exists for the volume and cannot be used yet: %w", c.bucket, err)
 	}
-	client, clientErr := c.Clients.S3(ctx, c.be, c.keys, "")
+	client, clientErr := c.creator.Clients.S3(ctx, c.be, c.keys, "")
 	if clientErr != nil {
 		return fault.Errorf(fault.Busy, "%w; removing the bucket %s: %w", err, c.bucket, clientErr)
 	}

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func testRecord() records.Record {
 	return records.Record{
-		Version: 1, Driver: "d", Cluster: "c", Name: "v", VolumeID: "default:bucket/base/v/", ParametersDigest: "v1:00", OnDelete: volume.OnDeleteDelete,
+		Version: 1, Driver: "d", Cluster: "c", Name: "v", VolumeID: "default:bucket/base/v/", ParametersDigest: volume.Parameters{}.Digest(), OnDelete: volume.OnDeleteDelete,
 		State: records.StateActive, Generation: 1, FirstPrefix: "base/v/", Created: testTime, Updated: testTime,
 	}
 }
@@ -36,7 +36,7 @@ func later(r records.Record) records.Record {
 }
 
 func TestWhatARecordMeansForACreation(t *testing.T) {
-	c := &Creator{Records: records.NewStore(records.Owner{Driver: "d", Cluster: "c"}, nil, nil)}
+	c := &creation{creator: &Creator{Records: records.NewStore(records.Owner{Driver: "d", Cluster: "c"}, nil, nil)}, r: Request{Name: "v"}}
 	change := func(f func(*records.Record)) records.Record {
 		r := testRecord()
 		f(&r)
@@ -59,7 +59,7 @@ func TestWhatARecordMeansForACreation(t *testing.T) {
 		"being deleted":          {r: testRecord().With(records.StateDeleting, testTime), kind: fault.Busy},
 		"other parameters":       {r: change(func(r *records.Record) { r.ParametersDigest = "v1:01" }), kind: fault.Exists},
 	} {
-		next, err := c.decideCreate(tc.r, "v", "v1:00")
+		next, err := c.decideCreate(tc.r)
 		if next != tc.next || fault.KindOf(err) != tc.kind || (err != nil) != (tc.kind != fault.Unknown) {
 			t.Errorf("%s: %t, %v", name, next, err)
 		}

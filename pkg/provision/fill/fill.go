@@ -30,11 +30,9 @@ type Request struct {
 	RoleARN    string            // of the request's secret; "": none
 }
 
-// Volumes looks volumes up and deletes them; *remove.Remover implements it.
+// Volumes deletes volumes; *remove.Remover implements it.
 type Volumes interface {
-	Lookup(ctx context.Context, r remove.Request) error
 	Delete(ctx context.Context, r remove.Request) error
-	WhileConfigured(ctx context.Context, be backend.Backend, work func(context.Context) error) error
 }
 
 // Snapshots finds snapshots; *snapshot.Maker implements it.
@@ -46,6 +44,7 @@ type Snapshots interface {
 type Options struct {
 	Copies    copier.Services
 	Records   *records.Store
+	Finder    *records.Finder
 	Runs      *runs.Queue
 	Volumes   Volumes
 	Snapshots Snapshots
@@ -93,7 +92,7 @@ func (f *Filler) Check(ctx context.Context, r Request) error {
 // source returns what is known of the source; NotFound: it does not exist or is being deleted.
 func (f *Filler) source(ctx context.Context, content volume.Content, who identity.Identity) (info snapshot.Info, err error) {
 	if content.Volume != (volume.ID{}) {
-		return info, f.opts.Volumes.Lookup(ctx, remove.Request{ID: content.Volume, Keys: who.Keys, RoleARN: who.Role})
+		return info, f.opts.Finder.Lookup(ctx, records.LookupRequest{ID: content.Volume, Keys: who.Keys, RoleARN: who.Role})
 	}
 	info, err = f.opts.Snapshots.Get(ctx, content.Snapshot, snapshot.Credentials{Keys: who.Keys, RoleARN: who.Role})
 	if err == nil && !info.Ready {
@@ -134,7 +133,7 @@ func (f *Filler) Fill(ctx context.Context, r Request) (err error) {
 	return f.opts.Runs.Do(ctx, runs.Work{
 		ID: RunID(r.ID), What: "filling volume " + r.ID.String(), Who: who, Progress: c.Task.Progress,
 		Job: func(ctx context.Context, run *runs.Run) error {
-			return f.opts.Volumes.WhileConfigured(ctx, configured, func(ctx context.Context) error { return c.Make(ctx, run) })
+			return identities.WhileConfigured(ctx, configured, func(ctx context.Context) error { return c.Make(ctx, run) })
 		},
 	})
 }

@@ -35,24 +35,17 @@ type Stored struct {
 	Tags Tags   // of a volume that is a bucket: all, which are written with the record's changes
 }
 
-// Conditions reports whether a bucket's service honours conditional writes, and locks the buckets whose tags are written without;
-// *buckets.Opener implements it.
-type Conditions interface {
-	Conditional(ctx context.Context, b buckets.Bucket) (bool, error)
-	Lock(ctx context.Context, be backend.Backend, name string) (release func(), err error)
-}
-
 // Store reads and writes the records of one owner.
 type Store struct {
-	Owner      Owner
-	conditions Conditions
-	now        func() time.Time
-	locks      namedlock.Locks // a bucket's writes, where it has no conditional ones
+	Owner  Owner
+	opener *buckets.Opener
+	now    func() time.Time
+	locks  namedlock.Locks // a bucket's writes, where it has no conditional ones
 }
 
 // NewStore returns a Store. It starts nothing. now is the clock.
-func NewStore(owner Owner, conditions Conditions, now func() time.Time) *Store {
-	return &Store{Owner: owner, conditions: conditions, now: now}
+func NewStore(owner Owner, opener *buckets.Opener, now func() time.Time) *Store {
+	return &Store{Owner: owner, opener: opener, now: now}
 }
 
 // Settings are what a node reads of a volume.
@@ -90,6 +83,11 @@ func ReadSettings(ctx context.Context, client *s3.Client, id volume.ID) (Setting
 	}
 	usage, err := r.UsageSetting()
 	return Settings{usage, r.CapacityBytes}, err
+}
+
+// Is reports whether the record is that of the volume, in that state.
+func (s Stored) Is(id volume.ID, state State) bool {
+	return s.VolumeID == id.String() && s.State == state
 }
 
 // Now returns the time for a record.
@@ -197,7 +195,7 @@ func (s *Store) Write(ctx context.Context, b buckets.Bucket, segment, etag strin
 // ErrChanged: the condition does not hold. If the outcome is unknown it reads the object; if that fails too, the error is Busy or
 // Timeout, because the write may still happen.
 func (s *Store) Put(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) (newETag string, err error) {
-	conditional, err := s.conditions.Conditional(ctx, b)
+	conditional, err := s.opener.Conditional(ctx, b)
 	if err != nil {
 		return "", err
 	}

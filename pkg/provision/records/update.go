@@ -74,7 +74,7 @@ func (s *Store) OfVolume(b buckets.Bucket, id volume.ID) Place[Stored] {
 	at.What = "the record of volume " + id.String()
 	at.Read = func(ctx context.Context) (Stored, error) { return s.ReadOwn(ctx, b, id) }
 	if id.Prefix == "" {
-		at.Lock = func(ctx context.Context) (release func(), err error) { return s.conditions.Lock(ctx, b.Backend, id.Bucket) }
+		at.Lock = func(ctx context.Context) (release func(), err error) { return s.opener.Lock(ctx, b.Backend, id.Bucket) }
 		at.Write = func(ctx context.Context, next Stored) (Stored, error) {
 			next.Tags = next.Tags.with(next.Record)
 			return next, WriteTags(ctx, b.Client, id.Bucket, next.Tags)

@@ -1,16 +1,13 @@
-// Package remove deletes volumes according to their records or tags, and looks them up. Deletions run in the background, independent of the
+// Package remove deletes volumes and snapshots according to their records or tags. Deletions run in the background, independent of the
 // call that started them, and continue what an earlier attempt of any process left unfinished.
 package remove
 
 import (
 	"context"
-	"errors"
-	"sync"
 	"sync/atomic"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
@@ -19,7 +16,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// Request names a volume to delete or look up.
+// Request names a volume to delete.
 type Request struct {
 	ID      volume.ID
 	Keys    credentials.Keys // of the request's secret; zero: none
@@ -28,27 +25,20 @@ type Request struct {
 	Unfilled bool
 }
 
-// Options are the dependencies and settings of a Remover; all are required.
-type Options struct {
-	Config     backend.Configured // read at each call
-	Identities *identity.Identities
-	Clients    *backend.Clients
-	Opener     *buckets.Opener
-	Records    *records.Store
-	Eraser     Eraser
-	Claims     *runs.Claims
-	Runs       int // how many volumes are erased at once
-}
-
 // Eraser looks below a prefix and removes everything there; *erase.Eraser implements it.
 type Eraser interface {
 	Look(ctx context.Context, t erase.Task) (erase.Left, error)
 	Erase(ctx context.Context, t erase.Task) error
 }
 
-// Remover deletes volumes and looks them up. All methods may be called concurrently.
+// Remover deletes volumes and snapshots. All methods may be called concurrently.
 type Remover struct {
-	Options
+	Identities *identity.Identities
+	Clients    *backend.Clients
+	Opener     *buckets.Opener
+	Records    *records.Store
+	Eraser     Eraser
+	Claims     *runs.Claims
 	// queue has a lane in which each deletion begins, which is short: most deletions are of empty volumes and end there. Those with something to erase
 	// go to the second lane, where they wait for a worker.
 	queue *runs.Queue
@@ -57,8 +47,11 @@ type Remover struct {
 // maxChecks is how many deletions run at once until they need a worker. It bounds the memory of their requests.
 const maxChecks = 64
 
-// New returns a Remover. It starts nothing: deletions wait for Run.
-func New(o Options) *Remover { return &Remover{Options: o, queue: runs.New(maxChecks, o.Runs)} }
+// New returns a Remover with those dependencies, which erases up to limit volumes at once. It starts nothing: deletions wait for Run.
+func New(r Remover, limit int) *Remover {
+	r.queue = runs.New(maxChecks, limit)
+	return &r
+}
 
 // Run executes deletions until ctx ends. The next DeleteVolume of any process continues unfinished ones. Run can be called once.
 func (r *Remover) Run(ctx context.Context) error { return r.queue.Run(ctx) }
@@ -93,7 +86,7 @@ func (r *Remover) delete(ctx context.Context, be backend.Backend, who identity.I
 	d := &deletion{}
 	return r.queue.Do(ctx, runs.Work{ID: what, What: "deleting " + what, Who: who, Progress: d, Job: func(ctx context.Context, run *runs.Run) error {
 		d.run = run
-		return r.WhileConfigured(ctx, be, func(ctx context.Context) error { return work(ctx, d) })
+		return r.Identities.WhileConfigured(ctx, be, func(ctx context.Context) error { return work(ctx, d) })
 	}})
 }
 
@@ -114,7 +107,7 @@ func (r *Remover) Delete(ctx context.Context, req Request) (err error) {
 		return err
 	}
 	defer func() { r.Identities.Invalidate(be, who, keys, err) }()
-	work, err := r.volume(be, req.ID).find(ctx, keys)
+	work, err := volumeDeletion{remover: r, be: be, id: req.ID}.find(ctx, keys)
 	if err != nil || work == nil {
 		return err
 	}
@@ -143,79 +136,4 @@ func (r *Remover) outwait(ctx context.Context, d *deletion, read func(context.Co
 	d.waits.Store(true)
 	defer d.waits.Store(false)
 	return r.Claims.Outwait(ctx, read)
-}
-
-// Lookup returns NotFound unless this driver's volume of that id exists and is not being deleted.
-func (r *Remover) Lookup(ctx context.Context, req Request) error {
-	return r.look(ctx, req, deletable.lookup)
-}
-
-// LookupPlace returns NotFound unless the bucket exists and, for a prefix, has an object below it, created by any program. It also returns
-// NotFound while this driver is deleting the volume of that id.
-func (r *Remover) LookupPlace(ctx context.Context, req Request) error {
-	return r.look(ctx, req, deletable.lookupPlace)
-}
-
-// deletable is a volume to delete or look up.
-type deletable interface {
-	// find returns what deletes the volume, or nil if there is nothing to delete. An error is a refusal.
-	find(ctx context.Context, keys credentials.Keys) (job, error)
-	lookup(ctx context.Context, keys credentials.Keys) error
-	lookupPlace(ctx context.Context, keys credentials.Keys) error
-}
-
-func (r *Remover) volume(be backend.Backend, id volume.ID) deletable {
-	if id.Prefix == "" {
-		return bucketVolume{r, be, id}
-	}
-	return prefixVolume{r, be, id}
-}
-
-func (r *Remover) look(ctx context.Context, req Request, lookup func(v deletable, ctx context.Context, keys credentials.Keys) error) (err error) {
-	be, who, err := r.Identities.Find(req.ID.Backend, req.Keys, req.RoleARN)
-	if err != nil {
-		return err
-	}
-	keys, err := r.Identities.Keys(ctx, be, who)
-	if err != nil {
-		return err
-	}
-	defer func() { r.Identities.Invalidate(be, who, keys, err) }()
-	return lookup(r.volume(be, req.ID), ctx, keys)
-}
-
-// errReconfigured cancels work on a backend whose configuration has changed.
-var errReconfigured = errors.New("the config file has changed for this backend")
-
-// WhileConfigured runs work on a backend and returns Busy if the backend's configuration changes meanwhile, because results from the old
-// endpoint prove nothing about the new one. The next DeleteVolume uses the new configuration.
-func (r *Remover) WhileConfigured(ctx context.Context, be backend.Backend, work func(context.Context) error) error {
-	revision := be.Revision()
-	same := func() bool {
-		now, err := r.Config.Config().Backend(be.Name)
-		return err == nil && now.Revision() == revision
-	}
-	working, stop := context.WithCancelCause(ctx)
-	var watcher sync.WaitGroup
-	watcher.Go(func() {
-		for {
-			changed := r.Config.Changed()
-			if !same() {
-				stop(errReconfigured)
-				return
-			}
-			select {
-			case <-changed:
-			case <-working.Done():
-				return
-			}
-		}
-	})
-	err := work(working)
-	stop(nil)
-	watcher.Wait()
-	if ctx.Err() == nil && !same() {
-		return fault.Errorf(fault.Busy, "%s: %w; a retry uses the new settings", be, errReconfigured)
-	}
-	return err
 }

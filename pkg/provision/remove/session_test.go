@@ -23,7 +23,7 @@ func newTest(t *testing.T, settings string, now func() time.Time) (*Remover, *id
 	if err != nil {
 		t.Fatal(err)
 	}
-	return New(Options{Config: config, Identities: identities}), sessions, be
+	return New(Remover{Identities: identities}, 1), sessions, be
 }
 
 const (

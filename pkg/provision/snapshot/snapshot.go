@@ -44,12 +44,9 @@ type Info struct {
 	Ready   bool
 }
 
-// Volumes looks volumes up and deletes snapshots; *remove.Remover implements it.
+// Volumes deletes snapshots; *remove.Remover implements it.
 type Volumes interface {
-	Lookup(ctx context.Context, r remove.Request) error
-	LookupPlace(ctx context.Context, r remove.Request) error
 	DeleteSnapshot(ctx context.Context, r remove.SnapshotRequest) error
-	WhileConfigured(ctx context.Context, be backend.Backend, work func(context.Context) error) error
 }
 
 // Options are the dependencies of a Maker; all are required.
@@ -57,6 +54,7 @@ type Options struct {
 	Config  backend.Configured // read at each call
 	Copies  copier.Services
 	Records *records.Store
+	Finder  *records.Finder
 	Runs    *runs.Queue
 	Volumes Volumes
 	// ClockSkew is the maximum difference between the clocks of a service's servers; 0: DefaultClockSkew.
@@ -306,13 +304,13 @@ func (c *creation) cut(ctx context.Context) (time.Time, error) {
 
 // checkSource returns NotFound unless the source exists and is not being deleted. A static volume exists if anything is in its place.
 func (c *creation) checkSource(ctx context.Context, who identity.Identity) error {
-	req := remove.Request{ID: c.r.Source, Keys: who.Keys, RoleARN: who.Role}
-	err := c.m.opts.Volumes.Lookup(ctx, req)
+	req := records.LookupRequest{ID: c.r.Source, Keys: who.Keys, RoleARN: who.Role}
+	err := c.m.opts.Finder.Lookup(ctx, req)
 	switch {
 	case !fault.Is(err, fault.NotFound):
 		return err
 	case c.r.Parameters.StaticVolumes:
-		return c.m.opts.Volumes.LookupPlace(ctx, req)
+		return c.m.opts.Finder.LookupPlace(ctx, req)
 	}
 	return fault.Errorf(fault.NotFound, "%w; a static volume needs the parameter staticVolumes of the VolumeSnapshotClass", err)
 }
@@ -324,7 +322,7 @@ func (c *creation) work(id volume.SnapshotID) runs.Work {
 	return runs.Work{
 		ID: c.runID(), What: "making snapshot " + id.String(), Who: c.who, Progress: progress,
 		Job: func(ctx context.Context, run *runs.Run) error {
-			return c.m.opts.Volumes.WhileConfigured(ctx, c.be, func(ctx context.Context) error { return making.newCopy(progress).Make(ctx, run) })
+			return c.m.opts.Copies.Identities.WhileConfigured(ctx, c.be, func(ctx context.Context) error { return making.newCopy(progress).Make(ctx, run) })
 		},
 	}
 }
