@@ -177,7 +177,8 @@ func (l Limits) check(t Totals, exact bool) error {
 		atLeast = "at least "
 	}
 	return fault.Errorf(fault.OutOfRange,
-		"the source has %s%d objects and %d bytes, which are about %d requests; the limits are %d objects (maxObjects) and %d bytes (maxBytes)", atLeast, t.Objects, t.Bytes, t.Requests(), l.Objects, l.Bytes)
+		"the source has %s%d objects and %d bytes, which are about %d requests; the limits are %d objects (maxObjects) and %d bytes (maxBytes)",
+		atLeast, t.Objects, t.Bytes, t.Requests(), l.Objects, l.Bytes)
 }
 
 // Progress is how far a copy is.

@@ -111,7 +111,9 @@ func asOf(versions []buckets.Version, at time.Time) (was buckets.Version, found 
 	for i, v := range versions {
 		switch {
 		case v.Time.After(at) && v.ID == "null" && !strings.HasSuffix(v.Key, "/"): // versitygw has no versions of directories
-			return was, false, fault.Errorf(fault.Precondition, "the versioning of the bucket was suspended after %s, the time of the snapshot: %q has been overwritten since without a version", at.UTC().Format(time.RFC3339Nano), v.Key)
+			return was, false, fault.Errorf(fault.Precondition,
+				"the versioning of the bucket was suspended after %s, the time of the snapshot: %q has been overwritten since without a version",
+				at.UTC().Format(time.RFC3339Nano), v.Key)
 		case v.Time.After(at):
 		case v.Deleted && marker < 0:
 			marker = i

@@ -4,7 +4,6 @@ package snapshot
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -20,9 +19,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/runs"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
-
-// maxRaces is how often a decision is repeated because a record changed meanwhile.
-const maxRaces = 4
 
 // Request is a request to make a snapshot.
 type Request struct {
@@ -97,13 +93,17 @@ func (m *Maker) Create(ctx context.Context, r Request) (info Info, err error) {
 	}
 	defer func() { m.opts.Copies.Identities.Invalidate(be, who, keys, err) }()
 	c := creation{m: m, be: be, who: who, r: r}
-	if c.b, err = m.place(ctx, be, keys, r); err != nil {
+	if c.b, err = m.openPlace(ctx, be, keys, r); err != nil {
 		return Info{}, err
 	}
 	if err := m.opts.Runs.Failure(c.runID()); err != nil {
 		return Info{}, err
 	}
-	return c.run(ctx)
+	err = records.Repeat(fmt.Sprintf("the record of snapshot %q in %s", r.Name, c.b), func() (err error) {
+		info, err = c.ensure(ctx)
+		return err
+	})
+	return info, err
 }
 
 // admit refuses what no answer of a service can change.
@@ -133,12 +133,13 @@ func (m *Maker) admit(r Request) error {
 	return nil
 }
 
-// place opens the snapshot's bucket and checks that snapshots can be there.
-func (m *Maker) place(ctx context.Context, be backend.Backend, keys credentials.Keys, r Request) (buckets.Bucket, error) {
+// openPlace opens the snapshot's bucket and checks that snapshots can be there.
+func (m *Maker) openPlace(ctx context.Context, be backend.Backend, keys credentials.Keys, r Request) (buckets.Bucket, error) {
 	name := r.Parameters.ID(r.Source, r.Name, 1).Bucket
 	for _, bucket := range []string{name, r.Source.Bucket} {
 		if kind, err := volume.ValidateBucketName(bucket); err == nil && kind == volume.BucketDirectory {
-			return buckets.Bucket{}, fault.Errorf(fault.Precondition, "bucket %s is a directory bucket, which lists keys in no order: it can have no snapshots", bucket)
+			return buckets.Bucket{}, fault.Errorf(fault.Precondition,
+				"bucket %s is a directory bucket, which lists keys in no order: it can have no snapshots", bucket)
 		}
 	}
 	b, err := m.opts.Copies.Opener.Open(ctx, be, keys, name, "")
@@ -179,62 +180,58 @@ func (c *creation) id(generation int) volume.SnapshotID {
 
 func (c *creation) runID() string { return RunID(c.id(1)) }
 
-func (c *creation) run(ctx context.Context) (Info, error) {
-	for range maxRaces {
-		found, err := c.m.opts.Records.ReadSnapshot(ctx, c.b, volume.NameSegment(c.r.Name))
-		switch {
-		case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
-			found = records.StoredSnapshot{}
-		case err != nil:
+// ensure makes the snapshot, or finds it. ErrChanged: the record must be read again.
+func (c *creation) ensure(ctx context.Context) (Info, error) {
+	store := c.m.opts.Records
+	found, err := store.ReadSnapshot(ctx, c.b, volume.NameSegment(c.r.Name))
+	switch {
+	case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
+		found = records.StoredSnapshot{}
+	case err != nil:
+		return Info{}, err
+	case c.hasFailed(found) && !found.Cut.IsZero() && found.State == records.StateDeleted:
+		return Info{}, fault.Errorf(fault.Precondition, "snapshot %s showed the time %s, but could not be copied and was deleted; make one with another name: %s",
+			found.SnapshotID, found.Cut.Format(time.RFC3339Nano), found.Failure)
+	case c.hasFailed(found) && found.State == records.StateDeleting:
+		// The process that deletes it may have been killed, and no caller asks for the deletion of a snapshot that failed.
+		if err := c.discard(ctx, c.who, c.id(found.Generation), found.Failure); err != nil {
+			return Info{}, fmt.Errorf("%w; the snapshot could not be made: %s", err, found.Failure)
+		}
+		return Info{}, records.ErrChanged
+	}
+	next, err := c.decide(found)
+	if err == nil && next > 0 {
+		found, err = c.begin(ctx, next, found.ETag)
+	}
+	switch {
+	case err != nil:
+		return Info{}, err
+	case found.State == records.StateReady:
+		return infoOf(found.Snapshot)
+	}
+	work := c.work(c.id(found.Generation))
+	if !found.Cut.IsZero() {
+		if err := c.m.opts.Runs.Start(work); err != nil {
 			return Info{}, err
-		}
-		if c.failed(found) && !found.Cut.IsZero() && found.State == records.StateDeleted {
-			return Info{}, fault.Errorf(fault.Precondition, "snapshot %s showed the time %s, but could not be copied and was deleted; make one with another name: %s", found.SnapshotID, found.Cut.Format(time.RFC3339Nano), found.Failure)
-		}
-		if c.failed(found) && found.State == records.StateDeleting {
-			// The process that deletes it may have been killed, and no caller asks for the deletion of a snapshot that failed.
-			if err := c.discard(ctx, c.who, c.id(found.Generation), found.Failure); err != nil {
-				return Info{}, fmt.Errorf("%w; the snapshot could not be made: %s", err, found.Failure)
-			}
-			continue
-		}
-		next, err := c.decide(found)
-		if err != nil {
-			return Info{}, err
-		}
-		if next > 0 {
-			if found, err = c.begin(ctx, next, found.ETag); errors.Is(err, records.ErrChanged) {
-				continue
-			} else if err != nil {
-				return Info{}, err
-			}
-		}
-		switch {
-		case found.State == records.StateReady:
-		case !found.Cut.IsZero():
-			if err := c.m.opts.Runs.Start(c.work(c.id(found.Generation))); err != nil {
-				return Info{}, err
-			}
-		default:
-			if err := c.m.opts.Runs.Do(ctx, c.work(c.id(found.Generation))); err != nil {
-				return Info{}, err
-			}
-			if found, err = c.m.opts.Records.ReadSnapshot(ctx, c.b, volume.NameSegment(c.r.Name)); err != nil {
-				return Info{}, err
-			}
-			if found.State != records.StateReady {
-				continue // it has been deleted since
-			}
 		}
 		return infoOf(found.Snapshot)
 	}
-	return Info{}, fault.Errorf(fault.Busy, "the record of snapshot %q in %s keeps changing: other controllers use the same name", c.r.Name, c.b)
+	if err := c.m.opts.Runs.Do(ctx, work); err != nil {
+		return Info{}, err
+	}
+	if found, err = store.ReadSnapshot(ctx, c.b, volume.NameSegment(c.r.Name)); err == nil && found.State != records.StateReady {
+		err = records.ErrChanged // it has been deleted since
+	}
+	if err != nil {
+		return Info{}, err
+	}
+	return infoOf(found.Snapshot)
 }
 
-// failed reports whether a record is that of a snapshot of this name that could not be made and is being deleted, or is deleted.
-func (c *creation) failed(found records.StoredSnapshot) bool {
-	return (found.State == records.StateDeleting || found.State == records.StateDeleted) && found.Failure != "" && found.Owner() == c.m.opts.Records.Owner && found.Name == c.r.Name &&
-		found.SnapshotID == c.id(found.Generation).String()
+// hasFailed reports whether a record is that of a snapshot of this name that could not be made and is being deleted, or is deleted.
+func (c *creation) hasFailed(found records.StoredSnapshot) bool {
+	return (found.State == records.StateDeleting || found.State == records.StateDeleted) && found.Failure != "" &&
+		found.Owner() == c.m.opts.Records.Owner && found.Name == c.r.Name && found.SnapshotID == c.id(found.Generation).String()
 }
 
 // discard deletes a snapshot that could not be made.
@@ -244,26 +241,29 @@ func (c *creation) discard(ctx context.Context, who identity.Identity, id volume
 
 // decide decides what a record means for the request. next is the generation of a new record, 0: the record is that of the snapshot.
 func (c *creation) decide(found records.StoredSnapshot) (next int, err error) {
+	name, owner := c.r.Name, c.m.opts.Records.Owner
 	switch {
 	case found.ETag == "":
 		return 1, nil
 	case found.State == records.StateDeleted:
 		if found.Generation >= volume.MaxGeneration {
-			return 0, fault.Errorf(fault.Exhausted, "the snapshot name %q was used %d times in this bucket, which is the limit: choose another name", c.r.Name, found.Generation)
+			return 0, fault.Errorf(fault.Exhausted, "the snapshot name %q was used %d times in this bucket, which is the limit: choose another name",
+				name, found.Generation)
 		}
 		return found.Generation + 1, nil
-	case found.Owner() != c.m.opts.Records.Owner:
-		return 0, fault.Errorf(fault.Exists, "the snapshot name %q is taken in this bucket by %s (%s); this is %s", c.r.Name, found.Owner(), found.SnapshotID, c.m.opts.Records.Owner)
-	case found.Name != c.r.Name:
-		return 0, fault.Errorf(fault.Exists, "the snapshot names %q and %q have the same place, and the first one uses it (%s): choose another name", found.Name, c.r.Name, found.SnapshotID)
+	case found.Owner() != owner:
+		return 0, fault.Errorf(fault.Exists, "the snapshot name %q is taken in this bucket by %s (%s); this is %s", name, found.Owner(), found.SnapshotID, owner)
+	case found.Name != name:
+		return 0, fault.Errorf(fault.Exists, "the snapshot names %q and %q have the same place, and the first one uses it (%s): choose another name",
+			found.Name, name, found.SnapshotID)
 	case found.Source != c.r.Source.String():
-		return 0, fault.Errorf(fault.Exists, "snapshot %q exists (%s), of volume %s", c.r.Name, found.SnapshotID, found.Source)
+		return 0, fault.Errorf(fault.Exists, "snapshot %q exists (%s), of volume %s", name, found.SnapshotID, found.Source)
 	case found.ParametersDigest != c.r.Parameters.Digest():
-		return 0, fault.Errorf(fault.Exists, "snapshot %q exists (%s) with other parameters", c.r.Name, found.SnapshotID)
+		return 0, fault.Errorf(fault.Exists, "snapshot %q exists (%s) with other parameters", name, found.SnapshotID)
 	case found.State == records.StateDeleting:
 		return 0, fault.Errorf(fault.Busy, "snapshot %s of that name is being deleted", found.SnapshotID)
 	case found.SnapshotID != c.id(found.Generation).String():
-		return 0, fault.Errorf(fault.Exists, "the record of snapshot %q in %s names %s: it was not written for this bucket", c.r.Name, c.b, found.SnapshotID)
+		return 0, fault.Errorf(fault.Exists, "the record of snapshot %q in %s names %s: it was not written for this bucket", name, c.b, found.SnapshotID)
 	}
 	return 0, nil
 }
@@ -297,7 +297,8 @@ func (c *creation) cut(ctx context.Context) (time.Time, error) {
 	}
 	cut, err := buckets.Cut(ctx, b, records.CutsPrefix, c.m.opts.ClockSkew)
 	if err != nil {
-		return time.Time{}, fault.Errorf(fault.KindOf(err), "parameters.consistency: a snapshot of one time (%s) of volume %s: %w", volume.SnapshotTime, c.r.Source, err)
+		return time.Time{}, fault.Errorf(fault.KindOf(err), "parameters.consistency: a snapshot of one time (%s) of volume %s: %w",
+			volume.SnapshotTime, c.r.Source, err)
 	}
 	return cut, c.checkSource(ctx, c.who)
 }
