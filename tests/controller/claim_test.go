@@ -1,10 +1,8 @@
 package controller
 
 import (
-	"context"
 	"errors"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"

@@ -2,14 +2,11 @@ package controller
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"os"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"

@@ -234,7 +234,7 @@ func TestInventory(t *testing.T) {
 		if _, unread, err = l.Lister.Inventory(e.ctx(), ""); err != nil || len(unread) != 1 || unread[0].Bucket != e.bucket || !fault.Is(unread[0].Err, fault.Denied) {
 			t.Errorf("%v, %v", unread, err)
 		}
-		_, _, err = l.Inventory(e.ctx(), "nosuch")
+		_, _, err = l.Lister.Inventory(e.ctx(), "nosuch")
 		if err == nil {
 			t.Error("a backend that is not configured has an inventory")
 		}

@@ -1,14 +1,12 @@
 package controller
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // race does n things at once.

@@ -12,8 +12,6 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
