@@ -67,8 +67,8 @@ func TestARecordThatCannotBeReadIsNotTouched(t *testing.T) {
 		p := e.process()
 		id := p.create("v")
 		e.put(id.Prefix+"data", ".s3-csi/volumes/v") // which is "x" now
-		e.want(p.tryCreate("v"), fault.Precondition, "not a volume record")
-		e.want(p.tryDelete(id), fault.Precondition, "not a volume record")
+		e.want(p.tryCreate("v"), fault.Precondition, "not a record")
+		e.want(p.tryDelete(id), fault.Precondition, "not a record")
 		if text := e.record("v"); text != "x" {
 			t.Errorf("the record was changed: %s", text)
 		}

@@ -32,11 +32,12 @@ const (
 //     otherwise it is a conflict
 //  3. else create it with its tags, or tag it afterwards if the service drops them
 //  4. finish the proof; if it fails, remove the bucket that this call created
-func (c *Creator) createBucket(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (volume.ID, error) {
+func (c *Creator) createBucket(ctx context.Context, a identity.Access, r Request) (volume.ID, error) {
+	be, keys := a.Backend, a.Keys
 	id := r.Parameters.ID(r.Name, 1)
 	v := bucketCreation{creator: c, be: be, keys: keys, bucket: id.Bucket, owner: r.Parameters.Node.ExpectedBucketOwner,
 		want: records.NewTags(c.Records.Owner, r.Name, id, r.Parameters)}
-	v.proof, v.refused = c.Proofs.Bucket(ctx, be, who, id.Bucket, r.Parameters)
+	v.proof, v.refused = c.Proofs.Bucket(ctx, be, proofs.Subject{Who: a.Who, Bucket: id.Bucket, Parameters: r.Parameters})
 	release, err := c.Opener.Lock(ctx, be, id.Bucket)
 	if err != nil {
 		return volume.ID{}, fault.Errorf(fault.Busy, "bucket %s: another call is creating or deleting it: %w", id.Bucket, err)

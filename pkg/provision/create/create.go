@@ -50,8 +50,8 @@ type Service interface {
 
 // Proofs proves that sessions can be limited to a volume, if it needs that; *proofs.Prover implements it.
 type Proofs interface {
-	Prefix(ctx context.Context, b buckets.Bucket, who identity.Identity, name string, params volume.Parameters) error
-	Bucket(ctx context.Context, be backend.Backend, who identity.Identity, bucket string, params volume.Parameters) (proofs.BucketProof, error)
+	Prefix(ctx context.Context, b buckets.Bucket, s proofs.Subject) error
+	Bucket(ctx context.Context, be backend.Backend, s proofs.Subject) (proofs.BucketProof, error)
 }
 
 // Creator creates volumes. All methods may be called concurrently.
@@ -83,10 +83,11 @@ func (c *Creator) Create(ctx context.Context, r Request) (id volume.ID, err erro
 		return volume.ID{}, err
 	}
 	defer func() { c.Identities.Invalidate(be, who, keys, err) }()
+	a := identity.Access{Backend: be, Who: who, Keys: keys}
 	if r.Parameters.BucketName == "" {
-		return c.createBucket(ctx, be, who, keys, r)
+		return c.createBucket(ctx, a, r)
 	}
-	return c.createPrefix(ctx, be, who, keys, r)
+	return c.createPrefix(ctx, a, r)
 }
 
 // admit refuses volumes that no node would mount: a scope below the backend's, or a violation of the operator's rules. Nodes check each

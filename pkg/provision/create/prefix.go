@@ -5,10 +5,10 @@ import (
 	"errors"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/proofs"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
@@ -18,8 +18,8 @@ import (
 //  1. once per bucket and base prefix: check that volumes can be there and be deleted, reserve the names of the base prefix
 //  2. check that the prefix is empty, and write the record if there is none
 //  3. if there is a record: it is the volume itself, or a tombstone that the next generation replaces, or a conflict
-func (c *Creator) createPrefix(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (volume.ID, error) {
-	b, err := c.prepareBucket(ctx, be, who, keys, r)
+func (c *Creator) createPrefix(ctx context.Context, a identity.Access, r Request) (volume.ID, error) {
+	b, err := c.prepareBucket(ctx, a, r)
 	if err != nil {
 		return volume.ID{}, err
 	}
@@ -32,9 +32,9 @@ func (c *Creator) createPrefix(ctx context.Context, be backend.Backend, who iden
 }
 
 // prepareBucket makes the checks and reservations that are needed once per bucket and base prefix.
-func (c *Creator) prepareBucket(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (buckets.Bucket, error) {
+func (c *Creator) prepareBucket(ctx context.Context, a identity.Access, r Request) (buckets.Bucket, error) {
 	params := r.Parameters
-	b, err := c.Opener.Open(ctx, be, keys, params.BucketName, params.Node.ExpectedBucketOwner)
+	b, err := c.Opener.Open(ctx, a.Backend, a.Keys, params.BucketName, params.Node.ExpectedBucketOwner)
 	if err != nil {
 		if fault.Is(err, fault.NotFound) {
 			err = fault.Errorf(fault.Precondition, "parameters.bucketName: bucket %s must exist: %w", params.BucketName, err)
@@ -47,7 +47,7 @@ func (c *Creator) prepareBucket(ctx context.Context, be backend.Backend, who ide
 	if err := c.NotBucketVolume(ctx, b); err != nil {
 		return buckets.Bucket{}, err
 	}
-	if err := c.Proofs.Prefix(ctx, b, who, r.Name, params); err != nil {
+	if err := c.Proofs.Prefix(ctx, b, proofs.Subject{Who: a.Who, Bucket: b.Info.Name, Prefix: params.VolumePrefix(r.Name, 1), Parameters: params}); err != nil {
 		return buckets.Bucket{}, err
 	}
 	if _, err := c.Opener.Conditional(ctx, b); err != nil {

@@ -37,6 +37,13 @@ type Identity struct {
 	Role string           // ARN of the role to assume with them; "": none
 }
 
+// Access is the controller's access to a backend.
+type Access struct {
+	Backend backend.Backend
+	Who     Identity
+	Keys    credentials.Keys // current ones of Who
+}
+
 // Identities finds identities and their credentials. All methods may be called concurrently.
 type Identities struct {
 	config   backend.Configured
