@@ -91,18 +91,18 @@ func (p *Provisioner) Create(ctx context.Context, r CreateRequest) (volume.ID, e
 	if err := p.fills.Failure(r.Name, r.Parameters); err != nil {
 		return volume.ID{}, err
 	}
-	f := fill.Request{Parameters: r.Parameters, Options: r.Options, Keys: r.Keys, RoleARN: r.RoleARN}
-	r.Check = func(ctx context.Context) error { return p.fills.Check(ctx, f) }
+	f := fill.Request{Parameters: r.Parameters, Options: r.Options}
+	r.Check = func(ctx context.Context, a identity.Access) error { return p.fills.Check(ctx, a, f) }
+	r.Fill = func(ctx context.Context, a identity.Access, id volume.ID) error {
+		f.ID = id
+		return p.fills.Fill(ctx, a, f)
+	}
 	id, err := p.creator.Create(ctx, r)
 	if deleting := (*create.DeletingError)(nil); errors.As(err, &deleting) {
 		// It may be a volume that could not be filled. The process that deletes it may have been killed, and no caller asks for its deletion.
 		return volume.ID{}, p.resumeDeletion(ctx, r, deleting.VolumeID, err)
 	}
-	if err != nil {
-		return volume.ID{}, err
-	}
-	f.ID = id
-	return id, p.fills.Fill(ctx, f)
+	return id, err
 }
 
 // resumeDeletion continues the deletion of an earlier volume of the request's name, and returns why, or a failure.
@@ -236,9 +236,16 @@ func New(o Options) (*Provisioner, error) {
 	}
 	copies := copier.Services{Identities: identities, Clients: o.Clients, Opener: opener, Copier: p.copier, Eraser: eraser, Claims: claims}
 	p.snapshots = snapshot.New(snapshot.Options{
-		Config: o.Config, Copies: copies, Records: store, Finder: finder, Runs: p.copies, Volumes: p.remover, ClockSkew: o.ClockSkew,
-		NotVolume: p.creator.NotBucketVolume,
+		Config: o.Config, Copies: copies, Records: store, Finder: finder, Runs: p.copies, ClockSkew: o.ClockSkew, NotVolume: p.creator.NotBucketVolume,
+		Delete: func(ctx context.Context, id volume.SnapshotID, who identity.Identity, failure string) error {
+			return p.remover.DeleteSnapshot(ctx, remove.SnapshotRequest{ID: id, Keys: who.Keys, RoleARN: who.Role, Failure: failure})
+		},
 	})
-	p.fills = fill.New(fill.Options{Copies: copies, Records: store, Finder: finder, Runs: p.copies, Volumes: p.remover, Snapshots: p.snapshots})
+	p.fills = fill.New(fill.Options{
+		Copies: copies, Records: store, Runs: p.copies, Snapshots: p.snapshots,
+		Delete: func(ctx context.Context, id volume.ID, who identity.Identity) error {
+			return p.remover.Delete(ctx, remove.Request{ID: id, Keys: who.Keys, RoleARN: who.Role, Unfilled: true})
+		},
+	})
 	return p, nil
 }

@@ -8,14 +8,12 @@ import (
 	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/policy"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/copier"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
-	"github.com/s3-csi/s3-csi-driver/pkg/provision/remove"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/runs"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/snapshot"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
@@ -26,28 +24,16 @@ type Request struct {
 	ID         volume.ID
 	Parameters volume.Parameters // with Content
 	Options    []volume.Option   // the volume's mount options
-	Keys       credentials.Keys  // of the request's secret; zero: none
-	RoleARN    string            // of the request's secret; "": none
-}
-
-// Volumes deletes volumes; *remove.Remover implements it.
-type Volumes interface {
-	Delete(ctx context.Context, r remove.Request) error
-}
-
-// Snapshots finds snapshots; *snapshot.Maker implements it.
-type Snapshots interface {
-	Get(ctx context.Context, id volume.SnapshotID, secret snapshot.Credentials) (snapshot.Info, error)
 }
 
 // Options are the dependencies of a Filler; all are required.
 type Options struct {
 	Copies    copier.Services
 	Records   *records.Store
-	Finder    *records.Finder
 	Runs      *runs.Queue
-	Volumes   Volumes
-	Snapshots Snapshots
+	Snapshots *snapshot.Maker
+	// Delete deletes a volume whose content is not complete.
+	Delete func(ctx context.Context, id volume.ID, who identity.Identity) error
 }
 
 // Filler fills volumes. All methods may be called concurrently.
@@ -70,13 +56,17 @@ func (f *Filler) Failure(name string, p volume.Parameters) error {
 }
 
 // Check refuses a volume whose content is not there, does not fit or cannot be copied to it. It is for the time before the volume exists.
-func (f *Filler) Check(ctx context.Context, r Request) error {
+func (f *Filler) Check(ctx context.Context, a identity.Access, r Request) error {
 	content := r.Parameters.Content
 	if content.Backend() != r.Parameters.Backend {
 		return fault.Field("volume_content_source", "%s is on another backend than the volume, %q: content is copied within a backend only",
 			content, r.Parameters.Backend)
 	}
-	info, err := f.source(ctx, content, identity.Identity{Keys: r.Keys, Role: r.RoleARN})
+	b, err := f.opts.Copies.Opener.OpenUncached(ctx, a.Backend, a.Keys, sourceOf(content).Bucket)
+	var info snapshot.Info
+	if err == nil {
+		info, err = f.readSource(ctx, b, content)
+	}
 	if backend.IsNoSuchBucket(err) { // the caller must not take it for the volume's bucket
 		return fault.Errorf(fault.NotFound, "there is no %s: its bucket does not exist", content)
 	}
@@ -89,12 +79,21 @@ func (f *Filler) Check(ctx context.Context, r Request) error {
 	return nil
 }
 
-// source returns what is known of the source; NotFound: it does not exist or is being deleted.
-func (f *Filler) source(ctx context.Context, content volume.Content, who identity.Identity) (info snapshot.Info, err error) {
+// sourceOf returns where the content is.
+func sourceOf(content volume.Content) policy.Scope {
 	if content.Volume != (volume.ID{}) {
-		return info, f.opts.Finder.Lookup(ctx, records.LookupRequest{ID: content.Volume, Keys: who.Keys, RoleARN: who.Role})
+		return policy.Scope{Bucket: content.Volume.Bucket, Prefix: content.Volume.Prefix}
 	}
-	info, err = f.opts.Snapshots.Get(ctx, content.Snapshot, snapshot.Credentials{Keys: who.Keys, RoleARN: who.Role})
+	return policy.Scope{Bucket: content.Snapshot.Bucket, Prefix: content.Snapshot.Data()}
+}
+
+// readSource returns what is known of the source, whose bucket is b. NotFound: it does not exist or is being deleted.
+func (f *Filler) readSource(ctx context.Context, b buckets.Bucket, content volume.Content) (info snapshot.Info, err error) {
+	if content.Volume != (volume.ID{}) {
+		_, err = f.opts.Records.ReadActive(ctx, b, content.Volume)
+		return info, err
+	}
+	info, err = f.opts.Snapshots.Read(ctx, b, content.Snapshot)
 	if err == nil && !info.Ready {
 		err = fault.Errorf(fault.Busy, "snapshot %s is not ready yet", content.Snapshot)
 	}
@@ -104,19 +103,9 @@ func (f *Filler) source(ctx context.Context, content volume.Content, who identit
 // Fill fills a volume whose record says filling, and returns nil if it is filled. Until then it returns Busy with the progress. The copy
 // continues without the caller, and calls for the same volume join it. After an error that is final nothing is left of the volume but a
 // tombstone.
-func (f *Filler) Fill(ctx context.Context, r Request) (err error) {
-	identities := f.opts.Copies.Identities
-	configured, who, err := identities.Find(r.ID.Backend, r.Keys, r.RoleARN)
-	if err != nil {
-		return err
-	}
-	be := configured.For(r.Options)
-	keys, err := identities.Keys(ctx, be, who)
-	if err != nil {
-		return err
-	}
-	defer func() { identities.Invalidate(be, who, keys, err) }()
-	b, err := f.opts.Copies.Opener.Open(ctx, be, keys, r.ID.Bucket, "")
+func (f *Filler) Fill(ctx context.Context, a identity.Access, r Request) error {
+	be := a.Backend.For(r.Options)
+	b, err := f.opts.Copies.Opener.Open(ctx, be, a.Keys, r.ID.Bucket, "")
 	if err != nil {
 		return err
 	}
@@ -127,13 +116,13 @@ func (f *Filler) Fill(ctx context.Context, r Request) (err error) {
 	case s.State == copier.Over:
 		return fault.Errorf(fault.Busy, "volume %s: %w", r.ID, copier.ErrOver)
 	case r.Parameters.Node.Snapshot != "":
-		return v.pinSnapshot(ctx, b, who)
+		return v.pinSnapshot(ctx, b, a.Who)
 	}
 	c := v.newCopy(be)
 	return f.opts.Runs.Do(ctx, runs.Work{
-		ID: RunID(r.ID), What: "filling volume " + r.ID.String(), Who: who, Progress: c.Task.Progress,
+		ID: RunID(r.ID), What: "filling volume " + r.ID.String(), Who: a.Who, Progress: c.Task.Progress,
 		Job: func(ctx context.Context, run *runs.Run) error {
-			return identities.WhileConfigured(ctx, configured, func(ctx context.Context) error { return c.Make(ctx, run) })
+			return f.opts.Copies.Identities.WhileConfigured(ctx, a.Backend, func(ctx context.Context) error { return c.Make(ctx, run) })
 		},
 	})
 }
@@ -146,11 +135,7 @@ type filling struct {
 
 // newCopy returns the copy that fills the volume.
 func (v *filling) newCopy(be backend.Backend) *copier.Claimed[records.Stored] {
-	id, content := v.r.ID, v.r.Parameters.Content
-	source := policy.Scope{Bucket: content.Volume.Bucket, Prefix: content.Volume.Prefix}
-	if content.Volume == (volume.ID{}) {
-		source = policy.Scope{Bucket: content.Snapshot.Bucket, Prefix: content.Snapshot.Data()}
-	}
+	id, source := v.r.ID, sourceOf(v.r.Parameters.Content)
 	c := &copier.Claimed[records.Stored]{
 		Services: v.f.opts.Copies, Target: v, What: "volume " + id.String(), Backend: be, Scratch: id.FillManifest(),
 		Policy: policy.Copy{Source: source, Target: policy.Scope{Bucket: id.Bucket, Prefix: id.Prefix}},
@@ -201,32 +186,30 @@ func (v *filling) WithTotals(found records.Stored, _ copier.Totals) records.Stor
 // Prepare implements copier.Target.
 func (v *filling) Prepare(ctx context.Context, c *copier.Claimed[records.Stored]) error {
 	content := v.r.Parameters.Content
-	info, err := v.f.source(ctx, content, c.Run.Latest())
+	info, err := v.f.readSource(ctx, c.From.AsOwn(), content)
 	if err != nil {
 		return err
 	}
+	from := copier.Place{Bucket: c.From, Prefix: sourceOf(content).Prefix}
 	if content.Volume == (volume.ID{}) {
-		c.Task.Source = copier.Copied{
-			Of: copier.Place{Bucket: c.From, Prefix: content.Snapshot.Data()}, Manifest: content.Snapshot.Manifest(), Store: v.f.opts.Records,
-		}
+		c.Task.Source = copier.Copied{Of: from, Manifest: content.Snapshot.Manifest(), Store: v.f.opts.Records}
 		c.Expected, c.Exact = copier.Totals{Objects: info.Objects, Bytes: info.Bytes}, true
 		return nil
 	}
 	c.Task.Limits = copier.Limits{Objects: v.r.Parameters.MaxObjects, Bytes: v.r.Parameters.MaxBytes}
-	source := copier.Current{Of: copier.Place{Bucket: c.From, Prefix: content.Volume.Prefix}}
-	c.Expected, c.Task.Source, err = c.Services.Copier.Count(ctx, source, c.Task.Limits)
+	c.Expected, c.Task.Source, err = c.Services.Copier.Count(ctx, copier.Current{Of: from}, c.Task.Limits)
 	return err
 }
 
 // CheckSource implements copier.Target.
 func (v *filling) CheckSource(ctx context.Context, c *copier.Claimed[records.Stored]) error {
-	_, err := v.f.source(ctx, v.r.Parameters.Content, c.Run.Latest())
+	_, err := v.f.readSource(ctx, c.From.AsOwn(), v.r.Parameters.Content)
 	return err
 }
 
 // Discard implements copier.Target.
 func (v *filling) Discard(ctx context.Context, who identity.Identity, _ error) error {
-	return v.f.opts.Volumes.Delete(ctx, remove.Request{ID: v.r.ID, Keys: who.Keys, RoleARN: who.Role, Unfilled: true})
+	return v.f.opts.Delete(ctx, v.r.ID, who)
 }
 
 // pinSnapshot makes a volume that is the snapshot itself: it writes the object that keeps the snapshot from being deleted, checks that the
@@ -238,7 +221,7 @@ func (v *filling) pinSnapshot(ctx context.Context, b buckets.Bucket, who identit
 	if err != nil && !errors.Is(err, records.ErrChanged) {
 		return err
 	}
-	if _, err = v.f.source(ctx, content, who); err == nil {
+	if _, err = v.f.readSource(ctx, b, content); err == nil { // the snapshot is in the volume's bucket
 		c := v.newCopy(b.Backend)
 		c.Task.Target.Bucket = b
 		return c.Finish(ctx, copier.Totals{})

@@ -42,6 +42,11 @@ func (m *Maker) Get(ctx context.Context, id volume.SnapshotID, secret Credential
 	if err != nil {
 		return Info{}, err
 	}
+	return m.Read(ctx, b, id)
+}
+
+// Read is Get for a bucket that is open.
+func (m *Maker) Read(ctx context.Context, b buckets.Bucket, id volume.SnapshotID) (Info, error) {
 	found, err := m.opts.Records.ReadSnapshot(ctx, b, id.Segment)
 	if err != nil {
 		return Info{}, err

@@ -15,7 +15,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/copier"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
-	"github.com/s3-csi/s3-csi-driver/pkg/provision/remove"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/runs"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
@@ -40,11 +39,6 @@ type Info struct {
 	Ready   bool
 }
 
-// Volumes deletes snapshots; *remove.Remover implements it.
-type Volumes interface {
-	DeleteSnapshot(ctx context.Context, r remove.SnapshotRequest) error
-}
-
 // Options are the dependencies of a Maker; all are required.
 type Options struct {
 	Config  backend.Configured // read at each call
@@ -52,7 +46,8 @@ type Options struct {
 	Records *records.Store
 	Finder  *records.Finder
 	Runs    *runs.Queue
-	Volumes Volumes
+	// Delete deletes a snapshot that could not be made.
+	Delete func(ctx context.Context, id volume.SnapshotID, who identity.Identity, failure string) error
 	// ClockSkew is the maximum difference between the clocks of a service's servers; 0: DefaultClockSkew.
 	ClockSkew time.Duration
 	// NotVolume refuses a bucket that is itself a volume.
@@ -194,7 +189,7 @@ func (c *creation) ensure(ctx context.Context) (Info, error) {
 			found.SnapshotID, found.Cut.Format(time.RFC3339Nano), found.Failure)
 	case c.hasFailed(found) && found.State == records.StateDeleting:
 		// The process that deletes it may have been killed, and no caller asks for the deletion of a snapshot that failed.
-		if err := c.discard(ctx, c.who, c.id(found.Generation), found.Failure); err != nil {
+		if err := c.m.opts.Delete(ctx, c.id(found.Generation), c.who, found.Failure); err != nil {
 			return Info{}, fmt.Errorf("%w; the snapshot could not be made: %s", err, found.Failure)
 		}
 		return Info{}, records.ErrChanged
@@ -232,11 +227,6 @@ func (c *creation) ensure(ctx context.Context) (Info, error) {
 func (c *creation) hasFailed(found records.StoredSnapshot) bool {
 	return (found.State == records.StateDeleting || found.State == records.StateDeleted) && found.Failure != "" &&
 		found.Owner() == c.m.opts.Records.Owner && found.Name == c.r.Name && found.SnapshotID == c.id(found.Generation).String()
-}
-
-// discard deletes a snapshot that could not be made.
-func (c *creation) discard(ctx context.Context, who identity.Identity, id volume.SnapshotID, failure string) error {
-	return c.m.opts.Volumes.DeleteSnapshot(ctx, remove.SnapshotRequest{ID: id, Keys: who.Keys, RoleARN: who.Role, Failure: failure})
 }
 
 // decide decides what a record means for the request. next is the generation of a new record, 0: the record is that of the snapshot.
@@ -438,7 +428,7 @@ func (m *making) CheckSource(ctx context.Context, c *copier.Claimed[records.Stor
 
 // Discard implements copier.Target.
 func (m *making) Discard(ctx context.Context, who identity.Identity, why error) error {
-	return m.c.discard(ctx, who, m.id, backend.Clip(why.Error(), 1000))
+	return m.c.m.opts.Delete(ctx, m.id, who, backend.Clip(why.Error(), 1000))
 }
 
 func infoOf(s records.Snapshot) (Info, error) {
