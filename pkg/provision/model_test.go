@@ -292,7 +292,8 @@ const classes = 9
 // parameters are those of a class of volumes. The classes 3 to 5 and 7 have a bucket of their own. The base prefix of the last one is the name of a
 // volume.
 func (m *model) parameters(s step, name string, content volume.Content) (volume.Parameters, bool) {
-	given := map[string]string{"backend": "lab", "onDelete": []string{"delete", "requireEmpty", "retain", "delete", "requireEmpty", "retain", "purge", "purge", "delete"}[s.Class]}
+	given := map[string]string{"backend": "lab", "onDelete": []string{"delete", "requireEmpty", "retain", "delete", "requireEmpty", "retain", "purge",
+		"purge", "delete"}[s.Class]}
 	if s.Class < 3 || s.Class == 6 {
 		given["bucketName"] = shared
 	}
@@ -378,7 +379,8 @@ func (m *model) judgeCreation(c *call, of *creation, id string, made, taken func
 		m.fail("%s: %s was returned, and was not there", c.what, id)
 	case c.err == nil:
 	case kind == fault.Exists && taken():
-	case kind == fault.Precondition && of.base && slices.ContainsFunc(m.during(shared+"/"+records.Key(strings.Trim(base, "/")), 0, c.to), func(e entry) bool { return e.id != "" }):
+	case kind == fault.Precondition && of.base && slices.ContainsFunc(m.during(shared+"/"+records.Key(strings.Trim(base, "/")), 0, c.to),
+		func(e entry) bool { return e.id != "" }):
 	case kind == fault.NotFound && m.missing(source, of.first, c.to):
 	case kind == fault.Precondition && m.archived && source != (volume.Content{}):
 	default:

@@ -63,7 +63,8 @@ func (s *secrets) Write(line []byte) (int, error) {
 func (s *secrets) watch(run func() int) (int, error) {
 	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(flags)
-	if err := errors.Join(flags.Set("logtostderr", "false"), flags.Set("alsologtostderr", "false"), flags.Set("stderrthreshold", "FATAL"), flags.Set("v", "10")); err != nil {
+	if err := errors.Join(flags.Set("logtostderr", "false"), flags.Set("alsologtostderr", "false"), flags.Set("stderrthreshold", "FATAL"), flags.Set("v",
+		"10")); err != nil {
 		return 0, err
 	}
 	klog.SetOutput(s)

@@ -60,7 +60,8 @@ func (p *process) copying(options ...func(*copier.Options)) copying {
 // task copies from/ to to/.
 func (c copying) task() copier.Task {
 	return copier.Task{
-		Source: copier.Current{Of: copier.Place{Bucket: c.bucket, Prefix: "from/"}}, Target: copier.Place{Bucket: c.bucket, Prefix: "to/"}, Manifest: "manifest/", Progress: &copier.Progress{},
+		Source: copier.Current{Of: copier.Place{Bucket: c.bucket, Prefix: "from/"}}, Target: copier.Place{Bucket: c.bucket,
+			Prefix: "to/"}, Manifest: "manifest/", Progress: &copier.Progress{},
 	}
 }
 
@@ -112,7 +113,8 @@ func (e *env) copied(from, to string) {
 func TestACopyHasWhatTheSourceHas(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		// Keys whose order differs from that of files in directories, and those that need escapes.
-		keys := []string{"from/a", "from/a-b", "from/a.b/c", "from/a0", "from/d/", "from/d/e/f", "from/ä ö", "from/a+b", "from/a%20b", "from/a&b=c?d#e", "from/Z", "from/😀", "from/x/y/z/1"}
+		keys := []string{"from/a", "from/a-b", "from/a.b/c", "from/a0", "from/d/", "from/d/e/f", "from/ä ö", "from/a+b", "from/a%20b", "from/a&b=c?d#e",
+			"from/Z", "from/😀", "from/x/y/z/1"}
 		if e.name == "versitygw" { // one name cannot be a file and a directory
 			keys = append(keys, "from/b/x")
 		} else {
@@ -287,7 +289,8 @@ func TestWhatCannotBeCopiedIsNamed(t *testing.T) {
 			status int
 			kind   fault.Kind
 		}{
-			"AccessDenied": {403, fault.Denied}, "InvalidObjectState": {403, fault.Precondition}, "KMS.DisabledException": {400, fault.Precondition}, "InvalidRequest": {400, fault.Precondition},
+			"AccessDenied": {403, fault.Denied}, "InvalidObjectState": {403, fault.Precondition}, "KMS.DisabledException": {400,
+				fault.Precondition}, "InvalidRequest": {400, fault.Precondition},
 		} {
 			p := e.process().copying()
 			p.refuse(c.status, code, "CopyObject")
@@ -416,7 +419,8 @@ func (c copying) bareLoop(from, to string) (took time.Duration) {
 	for range provision.DefaultCopyWorkers {
 		wg.Go(func() {
 			for key := range next {
-				_, err := c.bucket.Client.CopyObject(c.life, &s3.CopyObjectInput{Bucket: c.bucket.Name(), Key: aws.String(to + key), CopySource: aws.String(c.e.bucket + "/" + key)})
+				_, err := c.bucket.Client.CopyObject(c.life, &s3.CopyObjectInput{Bucket: c.bucket.Name(), Key: aws.String(to + key),
+					CopySource: aws.String(c.e.bucket + "/" + key)})
 				if err != nil {
 					c.e.t.Error(err)
 				}

@@ -216,10 +216,11 @@ func (e *env) locked() *env {
 func TestPurgeIsRefusedWhereARetentionForbidsIt(t *testing.T) {
 	eachWay(t, func(t *testing.T, e *env) {
 		e = e.locked()
-		_, err := e.s3.PutObjectLockConfiguration(e.ctx(), &s3.PutObjectLockConfigurationInput{Bucket: &e.bucket, ObjectLockConfiguration: &types.ObjectLockConfiguration{
-			ObjectLockEnabled: types.ObjectLockEnabledEnabled,
-			Rule:              &types.ObjectLockRule{DefaultRetention: &types.DefaultRetention{Mode: types.ObjectLockRetentionModeGovernance, Days: aws.Int32(1)}},
-		}})
+		_, err := e.s3.PutObjectLockConfiguration(e.ctx(), &s3.PutObjectLockConfigurationInput{Bucket: &e.bucket,
+			ObjectLockConfiguration: &types.ObjectLockConfiguration{
+				ObjectLockEnabled: types.ObjectLockEnabledEnabled,
+				Rule:              &types.ObjectLockRule{DefaultRetention: &types.DefaultRetention{Mode: types.ObjectLockRetentionModeGovernance, Days: aws.Int32(1)}},
+			}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -239,7 +240,8 @@ func TestALegalHoldIsReportedAndNotBypassed(t *testing.T) {
 		id := p.create("v", "onDelete", "purge")
 		held := id.Prefix + "held"
 		e.put(append(numbered(id.Prefix, 10), held)...)
-		_, err := e.s3.PutObjectLegalHold(e.ctx(), &s3.PutObjectLegalHoldInput{Bucket: &e.bucket, Key: &held, LegalHold: &types.ObjectLockLegalHold{Status: types.ObjectLockLegalHoldStatusOn}})
+		_, err := e.s3.PutObjectLegalHold(e.ctx(), &s3.PutObjectLegalHoldInput{Bucket: &e.bucket, Key: &held,
+			LegalHold: &types.ObjectLockLegalHold{Status: types.ObjectLockLegalHoldStatusOn}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -60,7 +60,8 @@ var errCut = errors.New("connection cut by the test")
 func cut() error { return &smithyhttp.RequestSendError{Err: errCut} }
 
 func (h *hooks) install(s *middleware.Stack) error {
-	err := s.Build.Add(middleware.BuildMiddlewareFunc("testStrip", func(ctx context.Context, in middleware.BuildInput, next middleware.BuildHandler) (middleware.BuildOutput, middleware.Metadata, error) {
+	err := s.Build.Add(middleware.BuildMiddlewareFunc("testStrip", func(ctx context.Context, in middleware.BuildInput,
+		next middleware.BuildHandler) (middleware.BuildOutput, middleware.Metadata, error) {
 		h.mu.Lock()
 		strip, pageSize, current := h.strip, h.pageSize, h.current
 		h.mu.Unlock()
@@ -82,7 +83,8 @@ func (h *hooks) install(s *middleware.Stack) error {
 	if err != nil {
 		return err
 	}
-	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("testHooks", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("testHooks", func(ctx context.Context, in middleware.DeserializeInput,
+		next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
 		operation := awsmiddleware.GetOperationName(ctx)
 		h.mu.Lock()
 		if h.count++; !h.counts {

@@ -14,7 +14,8 @@ import (
 // lister is a process with the controller's own credentials, which lists some buckets.
 func (e *env) lister(buckets ...string) *process {
 	e.t.Helper()
-	text := fmt.Sprintf("backends:\n  lab:\n    endpoint: %s\n    region: %s\n    addressing: path\n    volumeBuckets: [%s]\n", e.endpoint, e.region, strings.Join(buckets, ", "))
+	text := fmt.Sprintf("backends:\n  lab:\n    endpoint: %s\n    region: %s\n    addressing: path\n    volumeBuckets: [%s]\n", e.endpoint, e.region,
+		strings.Join(buckets, ", "))
 	config, err := backend.ParseConfig([]byte(text), "", "")
 	if err != nil {
 		e.t.Fatal(err)
@@ -231,7 +232,8 @@ func TestInventory(t *testing.T) {
 		}
 		l := e.lister(e.bucket)
 		l.refuse(403, "AccessDenied", "ListObjectsV2")
-		if _, unread, err = l.Lister.Inventory(e.ctx(), ""); err != nil || len(unread) != 1 || unread[0].Bucket != e.bucket || !fault.Is(unread[0].Err, fault.Denied) {
+		if _, unread, err = l.Lister.Inventory(e.ctx(), ""); err != nil || len(unread) != 1 || unread[0].Bucket != e.bucket || !fault.Is(unread[0].Err,
+			fault.Denied) {
 			t.Errorf("%v, %v", unread, err)
 		}
 		_, _, err = l.Lister.Inventory(e.ctx(), "nosuch")

@@ -249,7 +249,8 @@ func TestOnDeleteCanBeChanged(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.hooks.reset()
-			if err := p.set(id, volume.Mutable{OnDelete: volume.OnDeleteRetain}); err != nil || count(p.hooks.sent(), "PutObject")+count(p.hooks.sent(), "PutBucketTagging") > 0 {
+			if err := p.set(id, volume.Mutable{OnDelete: volume.OnDeleteRetain}); err != nil || count(p.hooks.sent(), "PutObject")+count(p.hooks.sent(),
+				"PutBucketTagging") > 0 {
 				t.Errorf("again: %v, sent %q", err, p.hooks.sent())
 			}
 			p.delete(id)
@@ -283,7 +284,8 @@ func TestUsageCanBeChangedIfItWasSet(t *testing.T) {
 			for _, step := range []struct {
 				set  volume.Mutable
 				want string
-			}{{volume.Mutable{}, "off"}, {hourly, "1h0m0s"}, {volume.Mutable{OnDelete: volume.OnDeleteRetain}, "1h0m0s"}, {volume.Mutable{Usage: volume.UsageOff}, "off"}} {
+			}{{volume.Mutable{}, "off"}, {hourly, "1h0m0s"}, {volume.Mutable{OnDelete: volume.OnDeleteRetain},
+				"1h0m0s"}, {volume.Mutable{Usage: volume.UsageOff}, "off"}} {
 				if err := p.set(id, step.set); err != nil || recorded(id) != step.want {
 					t.Errorf("%s, %+v: %v, recorded %q", kind, step.set, err, recorded(id))
 				}

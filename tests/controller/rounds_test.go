@@ -71,7 +71,8 @@ func TestAnEmptyVolumeIsDeletedInFewRoundTrips(t *testing.T) {
 		"purge":  {[]string{"onDelete", "purge"}, false, 4, []string{"GetObject", "PutObject", "ListMultipartUploads", "ListObjectVersions", "PutObject"}},
 		"retain": {[]string{"onDelete", "retain"}, false, 2, []string{"GetObject", "PutObject"}},
 		// It is looked at before and after the change of the state.
-		"requireEmpty": {[]string{"onDelete", "requireEmpty"}, false, 5, slices.Concat([]string{"GetObject"}, look, []string{"PutObject"}, look, []string{"PutObject"})},
+		"requireEmpty": {[]string{"onDelete", "requireEmpty"}, false, 5, slices.Concat([]string{"GetObject"}, look, []string{"PutObject"}, look,
+			[]string{"PutObject"})},
 	} {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, e *env) {

@@ -123,7 +123,8 @@ func TestASnapshotIsIndependentOfItsVolume(t *testing.T) {
 		e.fill(source, 7)
 		began := time.Now().Add(-2 * time.Second)
 		s := p.snapshot("s", source)
-		if want := (volume.SnapshotID{Backend: "lab", Bucket: e.bucket, Segment: "s", Generation: 1}); s.ID != want || s.Source != source.String() || s.Objects != 7 || s.Bytes == 0 || s.Cut.Before(began) {
+		if want := (volume.SnapshotID{Backend: "lab", Bucket: e.bucket, Segment: "s",
+			Generation: 1}); s.ID != want || s.Source != source.String() || s.Objects != 7 || s.Bytes == 0 || s.Cut.Before(began) {
 			t.Errorf("%+v", s)
 		}
 		e.holdsContent(e.bucket, s.ID.Data(), source)
@@ -228,7 +229,8 @@ func TestSnapshotsOfStaticVolumes(t *testing.T) {
 		_, err = p.askSnapshot("w", volume.ID{Backend: "lab", Bucket: e.bucket}, "staticVolumes", "true", "bucketName", e.bucket)
 		e.want(err, fault.Invalid, "parameters.bucketName")
 		whole := p.snapshot("w", volume.ID{Backend: "lab", Bucket: e.bucket}, "staticVolumes", "true", "bucketName", second.bucket)
-		e.same("all of the bucket", slices.DeleteFunc(e.keysBelow(""), func(key string) bool { return strings.HasPrefix(key, ".s3-csi/") }), rebased(second.keysBelow(whole.ID.Data()), whole.ID.Data(), ""))
+		e.same("all of the bucket", slices.DeleteFunc(e.keysBelow(""), func(key string) bool { return strings.HasPrefix(key, ".s3-csi/") }),
+			rebased(second.keysBelow(whole.ID.Data()), whole.ID.Data(), ""))
 		// A volume that is being deleted is none, and its snapshots follow the usual rule.
 		own := p.create("v")
 		p.delete(own)
@@ -401,14 +403,17 @@ func TestACopyHasASessionOfItsOwn(t *testing.T) {
 			return err
 		}
 		first := numbered(source.Prefix, 1)[0]
-		for what, err := range map[string]error{"reading the source": get(first), "writing the snapshot": put(s.ID.Data() + "y"), "deleting there": remove(s.ID.Data() + "y")} {
+		for what, err := range map[string]error{"reading the source": get(first), "writing the snapshot": put(s.ID.Data() + "y"),
+			"deleting there": remove(s.ID.Data() + "y")} {
 			if err != nil {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
 		for what, err := range map[string]error{
-			"writing the source": put(source.Prefix + "y"), "deleting from the source": remove(first), "reading a neighbour": get("neighbour/x"), "reading another volume": get("v2/x"),
-			"writing a record": put(".s3-csi/volumes/v"), "writing its record": put(".s3-csi/snapshots/s"), "reading a record": get(".s3-csi/volumes/v"), "deleting a record": remove(".s3-csi/volumes/v"),
+			"writing the source": put(source.Prefix + "y"), "deleting from the source": remove(first), "reading a " +
+				"neighbour": get("neighbour/x"), "reading another volume": get("v2/x"),
+			"writing a record": put(".s3-csi/volumes/v"), "writing its record": put(".s3-csi/snapshots/s"), "reading a " +
+				"record": get(".s3-csi/volumes/v"), "deleting a record": remove(".s3-csi/volumes/v"),
 			"another snapshot": put(".s3-csi/snapshots/s@10/data/x"),
 		} {
 			if backend.ErrorCode(err) != "AccessDenied" {

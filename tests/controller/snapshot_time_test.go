@@ -202,7 +202,8 @@ func TestASnapshotOfOneTimeNeedsVersions(t *testing.T) {
 		}
 		e.want(try(), fault.Precondition, "parameters.consistency", e.bucket, "versioning", "is off")
 		e.versioned()
-		for operation, words := range map[string]string{"GetBucketVersioning": "s3:GetBucketVersioning", "ListObjectVersions": "s3:ListBucketVersions", "DeleteObject": "s3:DeleteObjectVersion"} {
+		for operation, words := range map[string]string{"GetBucketVersioning": "s3:GetBucketVersioning", "ListObjectVersions": "s3:ListBucketVersions",
+			"DeleteObject": "s3:DeleteObjectVersion"} {
 			if e.name == "versitygw" && operation == "DeleteObject" {
 				continue
 			}
@@ -267,7 +268,8 @@ func TestAnUploadThatIsCompletedDuringASnapshot(t *testing.T) {
 		if err != nil {
 			e.t.Fatal(err)
 		}
-		part, err := e.s3.UploadPart(e.ctx(), &s3.UploadPartInput{Bucket: in.Bucket, Key: in.Key, UploadId: up.UploadId, PartNumber: aws.Int32(1), Body: strings.NewReader("all of it")})
+		part, err := e.s3.UploadPart(e.ctx(), &s3.UploadPartInput{Bucket: in.Bucket, Key: in.Key, UploadId: up.UploadId, PartNumber: aws.Int32(1),
+			Body: strings.NewReader("all of it")})
 		if err != nil {
 			e.t.Fatal(err)
 		}

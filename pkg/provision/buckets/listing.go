@@ -79,7 +79,8 @@ func Quoted(keys []string) string {
 // CheckBelow returns an error if a listed key is not below the prefix, because nothing else may ever be deleted.
 func CheckBelow(prefix, key string) error {
 	if !strings.HasPrefix(key, prefix) || prefix != "" && !strings.HasSuffix(prefix, "/") {
-		return fault.Errorf(fault.Unavailable, "the service listed the key %q, which is not below %q: its listings are unreliable, so nothing more is deleted", key, prefix)
+		return fault.Errorf(fault.Unavailable, "the service listed the key %q, which is not below %q: its listings are unreliable, so nothing more is "+
+			"deleted", key, prefix)
 	}
 	return nil
 }

@@ -49,7 +49,8 @@ func (o *Opener) Conditional(ctx context.Context, b Bucket) (bool, error) {
 		return k, err
 	})
 	if err == nil && honoured == 0 && !b.Backend.SingleController {
-		err = fault.Errorf(fault.Precondition, "%s ignores or refuses conditional writes (If-None-Match, If-Match), so two controllers could create the same volume twice: "+
+		err = fault.Errorf(fault.Precondition, "%s ignores or refuses conditional writes (If-None-Match, If-Match), so two controllers could create the "+
+			"same volume twice: "+
 			"if only one controller of one cluster ever uses this backend, set singleController: true for it in the driver's config file", b)
 	}
 	return err == nil && honoured == 1, err

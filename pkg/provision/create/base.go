@@ -92,10 +92,12 @@ func aroundBase(r records.Record, base string, b buckets.Bucket) error {
 		return nil
 	}
 	if r.State == records.StateDeleted || r.Generation > 1 {
-		return fault.Errorf(fault.Precondition, "parameters.prefix: the base prefix %q in %s lies inside %q, where volume %q was before it was deleted: choose another prefix, because an interrupted deletion might continue there",
+		return fault.Errorf(fault.Precondition, "parameters.prefix: the base prefix %q in %s lies inside %q, where volume %q was before it was deleted: "+
+			"choose another prefix, because an interrupted deletion might continue there",
 			base, b, r.FirstPrefix, r.Name)
 	}
-	return fault.Errorf(fault.Precondition, "parameters.prefix: the base prefix %q in %s lies inside volume %q (%s): volumes cannot be nested, choose another prefix", base, b, r.Name, r.VolumeID)
+	return fault.Errorf(fault.Precondition, "parameters.prefix: the base prefix %q in %s lies inside volume %q (%s): volumes cannot be nested, choose "+
+		"another prefix", base, b, r.Name, r.VolumeID)
 }
 
 // noBucket is the error for a bucket that existed a moment ago.

@@ -107,7 +107,8 @@ func TestWhichRecordsLieAroundABasePrefix(t *testing.T) {
 }
 
 func TestWhatBucketTagsMean(t *testing.T) {
-	want := records.Tags{records.TagDriver: "d", records.TagCluster: "c", records.TagVolume: "default:b", records.TagName: "v", records.TagParameters: "v1:0", records.TagOnDelete: "delete", records.TagState: "active"}
+	want := records.Tags{records.TagDriver: "d", records.TagCluster: "c", records.TagVolume: "default:b", records.TagName: "v",
+		records.TagParameters: "v1:0", records.TagOnDelete: "delete", records.TagState: "active"}
 	with := func(k, v string) records.Tags {
 		have := records.Tags{"cost-centre": "42"}
 		maps.Copy(have, want)

@@ -62,7 +62,8 @@ func (c *Creator) checkDeletable(ctx context.Context, b buckets.Bucket, params v
 	if params.Node.ExpectedBucketOwner != "" && params.Node.ExpectedBucketOwner != b.Backend.ExpectedBucketOwner {
 		if _, err := c.Service.Validate(ctx, b.Backend, b.Keys, params.BucketName, ""); err != nil {
 			if fault.Is(err, fault.Denied) {
-				return fault.Errorf(fault.Precondition, "parameters.expectedBucketOwner: the volume could be created but not deleted, because DeleteVolume does not get this parameter: set expectedBucketOwner on %s: %w", b.Backend, err)
+				return fault.Errorf(fault.Precondition, "parameters.expectedBucketOwner: the volume could be created but not deleted, because "+
+					"DeleteVolume does not get this parameter: set expectedBucketOwner on %s: %w", b.Backend, err)
 			}
 			return err
 		}
@@ -171,7 +172,8 @@ func (c *creation) isFree(ctx context.Context, prefix string) (bool, error) {
 }
 
 func (c *creation) errUnexplained(id volume.ID) error {
-	return fault.Errorf(fault.Exists, "there is data below %q in %s without a record of this driver: it is not adopted; move it, or use it as a static volume", id.Prefix, c.b)
+	return fault.Errorf(fault.Exists, "there is data below %q in %s without a record of this driver: it is not adopted; move it, or use it as a static "+
+		"volume", id.Prefix, c.b)
 }
 
 // write writes the record of a new generation, if there is none or a tombstone.
@@ -194,17 +196,20 @@ func (c *creation) decideCreate(r records.Record) (next bool, err error) {
 	name, owner := c.r.Name, c.creator.Records.Owner
 	switch {
 	case r.State == records.StateReserved:
-		return false, fault.Errorf(fault.Exists, "the name %q is a directory of a base prefix (parameters.prefix) of other volumes in this bucket, which would then be inside this volume: choose another name, or another bucket", name)
+		return false, fault.Errorf(fault.Exists, "the name %q is a directory of a base prefix (parameters.prefix) of other volumes in this bucket, "+
+			"which would then be inside this volume: choose another name, or another bucket", name)
 	case r.State == records.StateDeleted:
 		// The owner does not matter: nothing is left of the volume, and deleting it again does not reach the next generation.
 		if r.Generation >= volume.MaxGeneration {
-			return false, fault.Errorf(fault.Exhausted, "the volume name %q was used %d times in this bucket, which is the limit: choose another name", name, r.Generation)
+			return false, fault.Errorf(fault.Exhausted, "the volume name %q was used %d times in this bucket, which is the limit: choose another name",
+				name, r.Generation)
 		}
 		return true, nil
 	case r.Owner() != owner:
 		return false, fault.Errorf(fault.Exists, "the volume name %q is taken in this bucket by %s (%s); this is %s", name, r.Owner(), r.VolumeID, owner)
 	case r.Name != name:
-		return false, fault.Errorf(fault.Exists, "the volume names %q and %q have the same prefix, and the first one uses it (%s): choose another name", r.Name, name, r.VolumeID)
+		return false, fault.Errorf(fault.Exists, "the volume names %q and %q have the same prefix, and the first one uses it (%s): choose another name",
+			r.Name, name, r.VolumeID)
 	case r.State == records.StateDeleting:
 		return false, fault.Errorf(fault.Busy, "%w", &DeletingError{r.VolumeID})
 	case r.ParametersDigest != c.r.Parameters.Digest():

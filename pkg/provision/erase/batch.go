@@ -88,7 +88,8 @@ func (e *erasure) removeBatch(ctx context.Context, batch []buckets.Object) error
 		err := e.send(ctx, func(ctx context.Context) (err error) {
 			ctx = backend.WithoutHeaderTimeout(ctx)
 			// Older services need Content-MD5, newer ones a checksum, which the SDK adds: send both.
-			out, err = e.task.Bucket.Client.DeleteObjects(ctx, deleteInput(e.task.Bucket, batch), buckets.NoRetry, s3.WithAPIOptions(smithyhttp.AddContentChecksumMiddleware))
+			out, err = e.task.Bucket.Client.DeleteObjects(ctx, deleteInput(e.task.Bucket, batch), buckets.NoRetry,
+				s3.WithAPIOptions(smithyhttp.AddContentChecksumMiddleware))
 			return err
 		})
 		if backend.IsUnsupported(err) {

@@ -121,7 +121,8 @@ func (e *erasure) run(ctx context.Context) error {
 			if e.refused.denied {
 				kind = fault.Denied
 			}
-			return fault.Errorf(kind, "%s of %s could not be deleted from %s: %s", Count(e.refused.count, "object"), e.task.Bucket.Info.Name+"/"+e.task.Prefix, e.task.Bucket.Backend, strings.Join(e.refused.first, "; "))
+			return fault.Errorf(kind, "%s of %s could not be deleted from %s: %s", Count(e.refused.count, "object"),
+				e.task.Bucket.Info.Name+"/"+e.task.Prefix, e.task.Bucket.Backend, strings.Join(e.refused.first, "; "))
 		case pass == maxPasses:
 			return e.unfinished(ctx, pass)
 		}
@@ -166,7 +167,8 @@ func (e *erasure) abortUploads(ctx context.Context) (aborted int, err error) {
 			}
 		}
 		err := e.send(ctx, func(ctx context.Context) error {
-			_, err := e.task.Bucket.Client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: e.task.Bucket.Name(), Key: &key, UploadId: &id}, buckets.NoRetry)
+			_, err := e.task.Bucket.Client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: e.task.Bucket.Name(), Key: &key, UploadId: &id},
+				buckets.NoRetry)
 			if backend.IsNotFound(err) && !backend.IsNoSuchBucket(err) {
 				return nil
 			}

@@ -132,7 +132,8 @@ func (i *Identities) assume(ctx context.Context, be backend.Backend, who Identit
 		keys, err = i.Make(ctx, order)
 	}
 	if err != nil {
-		return credentials.Keys{}, fault.See("docs/reference/errors.md#creating-and-deleting-volumes", fault.Errorf(fault.KindOf(err), "%s: the controller could not assume role %s: %w", be, who.Role, err))
+		return credentials.Keys{}, fault.See("docs/reference/errors.md#creating-and-deleting-volumes", fault.Errorf(fault.KindOf(err),
+			"%s: the controller could not assume role %s: %w", be, who.Role, err))
 	}
 	return keys, nil
 }

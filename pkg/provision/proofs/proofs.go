@@ -223,7 +223,8 @@ func (p *Prover) session(ctx context.Context, be backend.Backend, s Subject) (pr
 		klog.FromContext(ctx).Info(leftToNodes, "backend", be.Name, "bucket", s.Bucket, "credentials", s.Parameters.Node.Credentials, "reason", err)
 		return proofSession{}, nil
 	}
-	return proofSession{}, fault.Errorf(fault.KindOf(err), "scope: required needs a proof that a session can be limited to a prefix of bucket %s: %w", s.Bucket, err)
+	return proofSession{}, fault.Errorf(fault.KindOf(err), "scope: required needs a proof that a session can be limited to a prefix of bucket %s: %w",
+		s.Bucket, err)
 }
 
 // reachesNoFurther tests whether the session lists its prefix, and nothing else.
@@ -233,7 +234,8 @@ func (p *Prover) reachesNoFurther(ctx context.Context, b buckets.Bucket, s proof
 		return err
 	}
 	_, err = client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: b.Name(), Prefix: &s.prefix, MaxKeys: aws.Int32(1), EncodingType: types.EncodingTypeUrl})
-	err = backend.Classify(err, "scope: required needs a proof that a session can be limited to a prefix: listing "+b.Info.Name+"/"+s.prefix+" of "+b.Backend.String()+" with a session for it")
+	err = backend.Classify(err, "scope: required needs a proof that a session can be limited to a prefix: listing "+b.Info.Name+"/"+s.prefix+" of "+
+		b.Backend.String()+" with a session for it")
 	switch {
 	case err == nil:
 		return p.scopes.ProveScope(ctx, b.Backend, s.keys, s.class, b.Info.Name, s.prefix, b.Info.Region, b.Info.Owner)

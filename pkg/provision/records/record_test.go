@@ -29,7 +29,8 @@ func later(r Record) Record {
 
 func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
 	for name, r := range map[string]Record{
-		"volume": testRecord(), "later generation": later(testRecord()), "reservation": testReservation(), "tombstone": testRecord().With(StateDeleted, testTime), "of an earlier driver, without a size": func() Record { r := testRecord(); r.CapacityBytes = 0; return r }(),
+		"volume": testRecord(), "later generation": later(testRecord()), "reservation": testReservation(), "tombstone": testRecord().With(StateDeleted,
+			testTime), "of an earlier driver, without a size": func() Record { r := testRecord(); r.CapacityBytes = 0; return r }(),
 	} {
 		data, err := r.encode()
 		if err != nil {

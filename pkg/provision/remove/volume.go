@@ -169,7 +169,8 @@ func (v volumeDeletion) begin(ctx context.Context, found records.Stored) (record
 	switch found.OnDelete {
 	case volume.OnDeleteRetain, volume.OnDeleteDelete, volume.OnDeletePurge, volume.OnDeleteRequireEmpty:
 	default:
-		return found, fault.Errorf(fault.Precondition, "tag %s of %s is %q: set it to delete, purge, retain or requireEmpty", records.TagOnDelete, v.b, found.OnDelete)
+		return found, fault.Errorf(fault.Precondition, "tag %s of %s is %q: set it to delete, purge, retain or requireEmpty", records.TagOnDelete, v.b,
+			found.OnDelete)
 	}
 	if found.State == records.StateDeleting || found.OnDelete == volume.OnDeleteRetain {
 		return found, nil
