@@ -231,57 +231,6 @@ func rebased(keys []string, from, to string) []string {
 	return list
 }
 
-// What a writer does meanwhile is in the copy or not, but each object is whole, and the manifest says what is there.
-func TestAWriterDuringACopy(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		keys := numbered("from/", 30)
-		for _, key := range keys {
-			e.write(key, "first")
-		}
-		c := e.process().copying()
-		c.small()
-		reached, resume := c.holds(2, "CopyObject", false)
-		done := make(chan error, 1)
-		var totals copier.Totals
-		go func() {
-			var err error
-			totals, err = c.run(c.task())
-			done <- err
-		}()
-		<-reached
-		for i, key := range keys {
-			switch i % 3 {
-			case 0:
-				e.write(key, "second, which is longer")
-			case 1:
-				e.remove(key)
-			}
-		}
-		e.write("from/zzz", "new")
-		resume()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
-		have := e.contents("to/")
-		if have["zzz"] != "new" || int64(len(have)) != totals.Objects {
-			t.Errorf("%d objects are there, the manifest has %+v", len(have), totals)
-		}
-		for key, text := range have {
-			if text != "first" && text != "second, which is longer" && text != "new" {
-				t.Errorf("%s is %q", key, text)
-			}
-		}
-		for i, key := range keys {
-			if i%3 == 2 && have[strings.TrimPrefix(key, "from/")] != "first" {
-				t.Errorf("%s, which did not change, is missing", key)
-			}
-		}
-		if totals.Changed == 0 {
-			t.Error("no change was noticed")
-		}
-	})
-}
-
 func TestWhatCannotBeCopiedIsNamed(t *testing.T) {
 	one(t, func(t *testing.T, e *env) {
 		e.put(numbered("from/", 10)...)

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 func TestWarmCreateIsTwoRequests(t *testing.T) {
@@ -21,27 +20,6 @@ func TestWarmCreateIsTwoRequests(t *testing.T) {
 				t.Errorf("volume id %s, want %s", id, want)
 			}
 		}
-	})
-}
-
-// Data without a record has another owner: no volume takes it over, and no deletion removes it.
-func TestUnexplainedDataIsNotTouched(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p, other := e.process(), e.process(cluster("other"))
-		p.delete(p.create("next"))
-		taken := p.create("taken")
-		e.put("v/data", "next@2/data", "taken/data")
-		before := e.keysBelow("")
-		for _, name := range []string{"v", "next"} {
-			e.want(p.tryCreate(name), fault.Exists, "without a record of this driver")
-		}
-		e.want(p.tryDelete(e.params("v").ID("v", 1)), fault.Precondition, "nothing is deleted")
-		e.want(other.tryCreate("taken"), fault.Exists, "cluster test", "cluster other")
-		e.want(other.lookup(taken), fault.NotFound)
-		e.want(other.tryDelete(taken), fault.Precondition, "nothing is deleted")
-		e.same("objects", e.keysBelow(""), before)
-		e.state("next", "deleted")
-		e.state("taken", "active")
 	})
 }
 
@@ -85,28 +63,6 @@ func TestUnicodeNamesWork(t *testing.T) {
 			p.there(id)
 			p.delete(id)
 			e.same("data", e.keysBelow(id.Prefix), nil)
-		}
-	})
-}
-
-func TestAnAbsentVolumeIsNotFoundAndIsDeleted(t *testing.T) {
-	eachWay(t, func(t *testing.T, e *env) {
-		p := e.process(notRunning) // no run is needed
-		at := func(bucket, prefix string) volume.ID {
-			return volume.ID{Backend: "lab", Bucket: bucket, Prefix: prefix}
-		}
-		gone := "not-there-" + e.bucket
-		for _, id := range []volume.ID{at(e.bucket, "v/"), at(e.bucket, "x/y/v@3/"), at(e.bucket, "x/no segment!/"), at(gone, "v/"), at(gone, ""), at(e.bucket, "")} {
-			e.want(p.lookup(id), fault.NotFound)
-			p.delete(id)
-		}
-		e.same("objects", e.keysBelow(""), nil)
-		if !e.bucketExists(e.bucket) {
-			t.Error("the bucket is gone")
-		}
-		p.there(p.create("v"))
-		for _, prefix := range []string{"w/", "x/v/", "v@2/", ""} {
-			e.want(p.lookup(at(e.bucket, prefix)), fault.NotFound)
 		}
 	})
 }

@@ -3,7 +3,6 @@ package controller
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -172,35 +171,6 @@ func TestASnapshotIsIndependentOfItsVolume(t *testing.T) {
 	})
 }
 
-func TestSnapshotsOfBucketVolumes(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		source := p.create("v", e.own()...)
-		e.fill(source, 5)
-		_, err := p.askSnapshot("s", source)
-		e.want(err, fault.Invalid, "parameters.bucketName")
-		_, err = p.askSnapshot("s", source, "bucketName", source.Bucket)
-		e.want(err, fault.Precondition, "is itself volume")
-		_, err = p.askSnapshot("s", source, "bucketName", e.bucket+"-none")
-		e.want(err, fault.Precondition, "must exist")
-		s := p.snapshot("s", source, "bucketName", e.bucket)
-		e.holdsContent(e.bucket, s.ID.Data(), source)
-		p.delete(source)
-		if s.Objects != 5 || len(e.contents(s.ID.Data())) != 5 {
-			t.Errorf("%+v", s)
-		}
-		// Back to a bucket of its own.
-		id := p.restored("w", volume.Content{Snapshot: s.ID}, e.own()...)
-		if have := e.in(id.Bucket).contents(""); fmt.Sprint(withoutRecords(have)) != fmt.Sprint(e.contents(s.ID.Data())) {
-			t.Errorf("restored: %v", have)
-		}
-		p.deleteSnapshot(s.ID)
-		p.there(id)
-		p.delete(id)
-		e.gone(id.Bucket)
-	})
-}
-
 // A volume that this driver did not create, and no record shows.
 func TestSnapshotsOfStaticVolumes(t *testing.T) {
 	eachWay(t, func(t *testing.T, e *env) {
@@ -247,44 +217,6 @@ func TestSnapshotsOfStaticVolumes(t *testing.T) {
 		p.deleteSnapshot(s.ID)
 		p.deleteSnapshot(whole.ID)
 		e.same("the volume", e.keysBelow(source.Prefix), numbered(source.Prefix, 3))
-	})
-}
-
-func withoutRecords(m map[string]string) map[string]string {
-	kept := map[string]string{}
-	for key, text := range m {
-		if !strings.HasPrefix(key, ".s3-csi/") {
-			kept[key] = text
-		}
-	}
-	return kept
-}
-
-func TestAFailedSnapshotLeavesNothing(t *testing.T) {
-	eachWay(t, func(t *testing.T, e *env) {
-		p := e.process()
-		source := p.create("v")
-		e.fill(source, 10)
-		_, err := p.trySnapshot("s", source, "maxObjects", "9")
-		e.want(err, fault.OutOfRange, "10 objects", "requests", "9")
-		_, err = p.trySnapshot("s", source, "maxBytes", "9")
-		e.want(err, fault.OutOfRange, "10 objects", "maxBytes")
-		denied := strings.TrimPrefix(numbered(source.Prefix, 10)[4], source.Prefix)
-		p.answers(func(operation string, h http.Header) *http.Response {
-			if operation == "CopyObject" && strings.HasSuffix(h.Get("X-Amz-Copy-Source"), denied) {
-				return refusal(403, "AccessDenied")
-			}
-			return nil
-		})
-		_, err = p.trySnapshot("s", source)
-		e.want(err, fault.Denied, denied)
-		e.same("data", e.keysBelow(".s3-csi/snapshots/s@"), nil)
-		p.answers(nil)
-		s := p.snapshot("s", source)
-		e.holdsContent(e.bucket, s.ID.Data(), source)
-		p.deleteSnapshot(s.ID)
-		p.delete(source)
-		e.onlyRecords()
 	})
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // roundBound is the timeout of one round, which does not depend on the requests' contexts: no request fails because another one was cancelled.
@@ -189,16 +188,4 @@ func (m *Modifier) answerEarly(q *queue, batch []*pending, results []outcome) {
 		}
 	}
 	m.putBack(q, late)
-}
-
-// Waiting returns how many requests for a volume wait for the next write.
-func (m *Modifier) Waiting(id volume.ID) (n int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for key, q := range m.queues {
-		if key.id == id {
-			n += len(q.waiting)
-		}
-	}
-	return n
 }
