@@ -346,14 +346,14 @@ func TestACopyAboveItsLimitsIsRefused(t *testing.T) {
 		e.put(numbered("from/", 10)...)
 		p := e.process().copying()
 		for _, limits := range []copier.Limits{{Objects: 9}, {Bytes: 9}} {
-			_, _, err := p.copier.Count(e.ctx(), p.task().Source, limits)
+			_, err := p.copier.Count(e.ctx(), p.task().Source, limits)
 			e.want(err, fault.OutOfRange, "10 objects", "10 bytes", "requests")
 			task := p.task()
 			task.Limits = limits
 			_, err = p.run(task)
 			e.want(err, fault.OutOfRange, "10 objects", "requests")
 		}
-		if totals, _, err := p.copier.Count(e.ctx(), p.task().Source, copier.Limits{Objects: 10, Bytes: 10}); err != nil || totals.Objects != 10 {
+		if totals, err := p.copier.Count(e.ctx(), p.task().Source, copier.Limits{Objects: 10, Bytes: 10}); err != nil || totals.Objects != 10 {
 			t.Errorf("%+v, %v", totals, err)
 		}
 	})

@@ -4,8 +4,7 @@
 // A copy is made page by page, in the order of keys:
 //
 //  1. list a page of the source
-//  2. list what is at the target already in the range of the page, if an earlier run may have copied some of it, or if the service does not
-//     honour conditions on the target
+//  2. list what is at the target already in the range of the page
 //  3. copy what is missing, with conditions on source and target; what is gone must be gone in a new listing, too
 //  4. write a manifest segment, if there is none of that number: its last key is where the next page starts
 //
@@ -205,24 +204,16 @@ func (p *Progress) set(t Totals) {
 	p.changed.Store(t.Changed)
 }
 
-const (
-	// maxCount is how many pages above a limit are counted for the refusal.
-	maxCount = 1000
-	// keptPages is how many pages of a count are kept for the copy.
-	keptPages = 16
-)
+// maxCount is how many pages above a limit are counted for the refusal.
+const maxCount = 1000
 
-// Count lists the source and refuses it (OutOfRange) if it is above the limits. A copy of the source that it returns does not list the first pages
-// again.
-func (c *Copier) Count(ctx context.Context, source Source, limits Limits) (Totals, Source, error) {
+// Count lists the source and refuses it (OutOfRange) if it is above the limits.
+func (c *Copier) Count(ctx context.Context, source Source, limits Limits) (t Totals, err error) {
 	r := c.newRun(Task{Source: source, Target: source.Place()})
-	kept := &counted{Source: source}
-	var t Totals
-	after, beyond := "", 0
-	for n := 0; ; n++ {
-		page, err := r.readPage(ctx, n, after)
-		if err != nil {
-			return Totals{}, nil, err
+	page, beyond := Page{More: true}, 0
+	for n := 0; page.More; n++ {
+		if page, err = r.readPage(ctx, n, page.Last); err != nil {
+			return Totals{}, err
 		}
 		for _, o := range page.Objects {
 			t.Objects++
@@ -230,38 +221,11 @@ func (c *Copier) Count(ctx context.Context, source Source, limits Limits) (Total
 		}
 		if err := limits.check(t, !page.More); err != nil {
 			if beyond++; !page.More || beyond == maxCount {
-				return Totals{}, nil, err
+				return Totals{}, err
 			}
 		}
-		if n < keptPages {
-			kept.pages = append(kept.pages, keptPage{after, page})
-		}
-		if !page.More {
-			return t, kept, nil
-		}
-		after = page.Last
 	}
-}
-
-// counted is a source whose first pages were read to count it.
-type counted struct {
-	Source
-	pages []keptPage
-}
-
-type keptPage struct {
-	after string
-	page  Page
-}
-
-// Page implements Source. Each kept page is returned once. It must not be called concurrently.
-func (c *counted) Page(ctx context.Context, number int, after string) (Page, error) {
-	if number < len(c.pages) && c.pages[number].page.Objects != nil && c.pages[number].after == after {
-		page := c.pages[number].page
-		c.pages[number] = keptPage{}
-		return page, nil
-	}
-	return c.Source.Page(ctx, number, after)
+	return t, nil
 }
 
 // endBound is for how long a request that was sent goes on after End.
@@ -297,15 +261,6 @@ type run struct {
 	whole atomic.Bool
 	// prepare sets the entries that a page has before anything is copied, and what is missing. after is the key before the page.
 	prepare func(ctx context.Context, after string, w *pageWork) error
-
-	// Of the goroutine that reads pages:
-
-	// before is the page before the one that is read; nil: that is the first one.
-	before *pageWork
-	// proven is set once it is known whether the service honours conditions on the target, and honoured if it does.
-	proven, honoured bool
-	// clear is set once it is known that an earlier run copied nothing after the page before.
-	clear bool
 }
 
 func (c *Copier) newRun(t Task) *run {

@@ -106,24 +106,24 @@ type span struct {
 	open        bool
 }
 
-// listSpan lists the current objects of a span. beyond is set if there may be more after it.
-func (r *run) listSpan(ctx context.Context, s span, each func(Object)) (beyond bool, err error) {
+// listSpan lists the current objects of a span.
+func (r *run) listSpan(ctx context.Context, s span, each func(Object)) error {
 	for {
 		var page Page
 		if err := r.requests.send(ctx, func(ctx context.Context) (err error) {
 			page, err = list(ctx, s.of, s.after)
 			return err
 		}); err != nil {
-			return true, errListing(s.of, err)
+			return errListing(s.of, err)
 		}
 		for _, o := range page.Objects {
 			if !s.open && o.Key > s.last {
-				return true, nil
+				return nil
 			}
 			each(o)
 		}
 		if !page.More || !s.open && page.Last >= s.last {
-			return page.More, nil
+			return nil
 		}
 		s.after = page.Last
 	}

@@ -37,17 +37,6 @@ func conditions(o Object, bare int32) (target, source *string) {
 	return target, source
 }
 
-// proveConditions tests whether the service honours conditions on the target: it copies an object of the target onto itself, unless that is large.
-func (r *run) proveConditions(ctx context.Context, e entry) (proven, honoured bool) {
-	if e.Size > r.requests.limit.Load() {
-		return false, false
-	}
-	_, err := call(ctx, r.requests.copyOf(0), r.target.Bucket.Client.CopyObject, &s3.CopyObjectInput{
-		Bucket: r.target.Bucket.Name(), Key: r.target.key(e.Key), CopySource: r.target.copySource(Object{Key: e.Key}), IfNoneMatch: aws.String("*"),
-	})
-	return true, backend.IsPreconditionFailed(err)
-}
-
 // errGone means that the source has no such object any more.
 var errGone = errors.New("the object was deleted")
 

@@ -22,30 +22,17 @@ type pageWork struct {
 	changed atomic.Int64
 	left    atomic.Int64  // objects without an entry, and one for the reader
 	done    chan struct{} // closed when left is 0
-	// least is the smallest object, and leastDone is closed when leastEntry is its entry.
-	least      int
-	leastEntry entry
-	leastDone  chan struct{}
 }
 
 func newPageWork(page Page) *pageWork {
-	w := &pageWork{page: page, entries: make([]entry, len(page.Objects)), done: make(chan struct{}), leastDone: make(chan struct{})}
+	w := &pageWork{page: page, entries: make([]entry, len(page.Objects)), done: make(chan struct{})}
 	w.left.Store(int64(len(page.Objects)) + 1)
-	for i, o := range page.Objects {
-		if o.Size < page.Objects[w.least].Size {
-			w.least = i
-		}
-	}
 	return w
 }
 
 // setEntry sets the entry of an object. Each is set once.
 func (w *pageWork) setEntry(i int, e entry) {
 	w.entries[i] = e
-	if i == w.least {
-		w.leastEntry = e
-		close(w.leastDone)
-	}
 	w.release()
 }
 
@@ -86,7 +73,6 @@ func (r *run) stream(ctx context.Context, last segment) (segment, error) {
 	defer stop()
 	pages := make(chan *pageWork, 1)
 	objects := make(chan object, pageSize) // while the next page is read, the workers have those of this one
-	r.before, r.clear = nil, false
 	g.Go(func() error {
 		defer close(pages)
 		defer close(objects)
@@ -136,7 +122,7 @@ func (r *run) readPages(ctx context.Context, last segment, pages chan<- *pageWor
 			}
 		}
 		w.release()
-		r.before, after, more = w, page.Last, page.More
+		after, more = page.Last, page.More
 	}
 	return nil
 }
@@ -146,47 +132,21 @@ func (r *run) findMissing(ctx context.Context, after string, w *pageWork) error 
 	if len(w.page.Objects) == 0 {
 		return nil
 	}
-	if err := r.proveOnce(ctx); err != nil {
+	there := map[string]Object{}
+	if err := r.listSpan(ctx, span{r.target, after, w.page.Last, !w.page.More}, func(o Object) { there[o.Key] = o }); err != nil {
 		return err
 	}
-	there := map[string]Object{}
-	if !r.clear || !r.honoured || r.bare.Load() > 0 {
-		beyond, err := r.listSpan(ctx, span{r.target, after, w.page.Last, !w.page.More}, func(o Object) { there[o.Key] = o })
-		if err != nil {
-			return err
-		}
-		r.clear = !beyond
-	}
 	for i, o := range w.page.Objects {
-		if have, ok := there[o.Key]; ok { // copied before this run
-			if have.Size != o.Size && o.Fixed {
-				return r.errLost(o)
-			}
+		have, ok := there[o.Key]
+		switch {
+		case !ok:
+			w.missing = append(w.missing, i)
+		case have.Size != o.Size && o.Fixed:
+			return r.errLost(o)
+		default: // copied before this run
 			w.setEntry(i, entry{Key: o.Key, Size: have.Size, ETag: have.ETag, Version: o.Version})
 			r.countObject(have.Size)
-			continue
 		}
-		w.missing = append(w.missing, i)
-	}
-	// The first one is needed for a proof.
-	if first := slices.Index(w.missing, w.least); first > 0 {
-		w.missing[0], w.missing[first] = w.missing[first], w.missing[0]
-	}
-	return nil
-}
-
-// proveOnce finds out whether conditions on the target are honoured, if that is not known, with an object of the page before.
-func (r *run) proveOnce(ctx context.Context) error {
-	if r.proven || r.before == nil || len(r.before.page.Objects) == 0 {
-		return nil
-	}
-	select {
-	case <-r.before.leastDone:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	if e := r.before.leastEntry; e.Key != "" {
-		r.proven, r.honoured = r.proveConditions(ctx, e)
 	}
 	return nil
 }
@@ -224,7 +184,7 @@ func (r *run) confirmGone(ctx context.Context, after string, w *pageWork) error 
 	}
 	for attempt := 1; len(gone) > 0; attempt++ {
 		var listed []Object
-		if _, err := r.listSpan(ctx, span{of: r.from, after: after, last: w.page.Last}, func(o Object) {
+		if err := r.listSpan(ctx, span{of: r.from, after: after, last: w.page.Last}, func(o Object) {
 			if _, ok := gone[o.Key]; ok {
 				listed = append(listed, o)
 			}

@@ -59,7 +59,7 @@ func (r *run) verifySegment(ctx context.Context, after string, s segment) error 
 	}
 	var extra []string
 	var differs error
-	_, err := r.listSpan(ctx, span{r.target, after, s.Last, !s.More}, func(o Object) {
+	err := r.listSpan(ctx, span{r.target, after, s.Last, !s.More}, func(o Object) {
 		e, ok := want[o.Key]
 		delete(want, o.Key)
 		switch {

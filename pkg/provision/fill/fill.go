@@ -197,7 +197,8 @@ func (v *filling) Prepare(ctx context.Context, c *copier.Claimed[records.Stored]
 		return nil
 	}
 	c.Task.Limits = copier.Limits{Objects: v.r.Parameters.MaxObjects, Bytes: v.r.Parameters.MaxBytes}
-	c.Expected, c.Task.Source, err = c.Services.Copier.Count(ctx, copier.Current{Of: from}, c.Task.Limits)
+	c.Task.Source = copier.Current{Of: from}
+	c.Expected, err = c.Services.Copier.Count(ctx, c.Task.Source, c.Task.Limits)
 	return err
 }
 

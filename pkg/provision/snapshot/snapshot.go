@@ -389,10 +389,11 @@ func (m *making) Prepare(ctx context.Context, c *copier.Claimed[records.StoredSn
 	from := copier.Place{Bucket: c.From, Prefix: m.c.r.Source.Prefix}
 	planned := !c.Found.Cut.IsZero()
 	switch {
-	case !planned && c.Found.State == records.StateCutting:
-		c.Expected, c.Task.Source, err = c.Services.Copier.Count(ctx, copier.Current{Of: from}, c.Task.Limits)
 	case !planned:
 		c.Task.Source = copier.Current{Of: from}
+		if c.Found.State == records.StateCutting {
+			c.Expected, err = c.Services.Copier.Count(ctx, c.Task.Source, c.Task.Limits)
+		}
 	case !c.Found.Planned:
 		plan := c.Task
 		plan.Source, plan.Manifest = copier.Versions{Of: from, At: c.Found.Cut}, m.id.Plan()
