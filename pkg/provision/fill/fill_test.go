@@ -2,8 +2,10 @@ package fill
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/copier"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
@@ -44,6 +46,17 @@ func TestStatus_ErasedIsWhatNoUserHas(t *testing.T) {
 		got, err := v.Status(records.Stored{Record: records.Record{VolumeID: c.id, State: c.state, OnDelete: c.onDelete}}, c.read)
 		if got.State != c.want.State || got.Erased != c.want.Erased || got.Purged != c.want.Purged || fault.KindOf(err) != fault.KindOf(c.err) {
 			t.Errorf("%s: %+v, %v, want %+v, %v", name, got, err, c.want, c.err)
+		}
+	}
+}
+
+// A bucket's name has no generations, so that what is in a bucket is left to the process that deletes it.
+func TestCopy_SweepsContentAndManifestOfAPrefix(t *testing.T) {
+	f := New(Options{})
+	for prefix, want := range map[string][]string{"v@2/": {"v@2/", volume.FillsPrefix + "v@2/"}, "": nil} {
+		v := &filling{f: f, r: Request{ID: volume.ID{Backend: "b", Bucket: "bucket", Prefix: prefix}}}
+		if got := v.newCopy(backend.Backend{}).Leftovers; !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", prefix, got, want)
 		}
 	}
 }
