@@ -55,7 +55,7 @@ func volumes(ctx context.Context, o driver.Options, version string) (inventory.D
 	if err != nil {
 		return inventory.Document{}, err
 	}
-	entries, unread, err := p.Lister.Inventory(ctx, o.Volumes.Backend)
+	entries, unread, err := p.Inventory(ctx, o.Volumes.Backend)
 	if err != nil {
 		return inventory.Document{}, err
 	}

@@ -122,20 +122,20 @@ func (a provisioner) Delete(ctx context.Context, id volume.ID, secret driver.Sec
 }
 
 func (a provisioner) Expand(ctx context.Context, id volume.ID, size driver.SizeRange, secret driver.Secret) (int64, error) {
-	return a.p.Modifier.Modify(ctx, provision.ModifyRequest{
+	return a.p.Modify(ctx, provision.ModifyRequest{
 		ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN, Change: provision.Change{Required: size.Required, Limit: size.Limit},
 	})
 }
 
 func (a provisioner) Modify(ctx context.Context, id volume.ID, set volume.Mutable, secret driver.Secret) error {
-	_, err := a.p.Modifier.Modify(ctx, provision.ModifyRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN, Change: provision.Change{Set: set}})
+	_, err := a.p.Modify(ctx, provision.ModifyRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN, Change: provision.Change{Set: set}})
 	return err
 }
 
-func (a provisioner) CanList() bool { return a.p.Lister.CanList() }
+func (a provisioner) CanList() bool { return a.p.CanList() }
 
 func (a provisioner) List(ctx context.Context, limit int, token string) (page []driver.VolumeInfo, next string, err error) {
-	found, next, err := a.p.Lister.List(ctx, limit, token)
+	found, next, err := a.p.List(ctx, limit, token)
 	for _, v := range found {
 		page = append(page, driver.VolumeInfo(v))
 	}
@@ -143,16 +143,16 @@ func (a provisioner) List(ctx context.Context, limit int, token string) (page []
 }
 
 func (a provisioner) Get(ctx context.Context, id volume.ID) (driver.VolumeInfo, error) {
-	v, err := a.p.Lister.Get(ctx, id)
+	v, err := a.p.Get(ctx, id)
 	return driver.VolumeInfo(v), err
 }
 
 func (a provisioner) Lookup(ctx context.Context, id volume.ID, secret driver.Secret) error {
-	return a.p.Finder.Lookup(ctx, provision.LookupRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
+	return a.p.Lookup(ctx, provision.LookupRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
 }
 
 func (a provisioner) LookupPlace(ctx context.Context, id volume.ID, secret driver.Secret) error {
-	return a.p.Finder.LookupPlace(ctx, provision.LookupRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
+	return a.p.LookupPlace(ctx, provision.LookupRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
 }
 
 // snapshots adapts provision.Provisioner to driver.Snapshots.

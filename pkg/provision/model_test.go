@@ -521,7 +521,7 @@ func (m *model) modify(p *process, s step, v volume.ID) {
 	}
 	var capacity int64
 	run := func(ctx context.Context) (err error) {
-		capacity, err = p.Modifier.Modify(ctx, provision.ModifyRequest{ID: v, Change: change})
+		capacity, err = p.Modify(ctx, provision.ModifyRequest{ID: v, Change: change})
 		return err
 	}
 	m.call(p, s.patience(), fmt.Sprintf("changing %s to %+v", v, change), run, func(c *call) {
@@ -570,7 +570,7 @@ func (m *model) list(p *process) {
 
 func listAll(ctx context.Context, p *process) (found []string, err error) {
 	for token := ""; ; {
-		page, next, err := p.Lister.List(ctx, 1, token)
+		page, next, err := p.List(ctx, 1, token)
 		if err != nil {
 			return nil, err
 		}

@@ -71,15 +71,15 @@ type Options struct {
 
 // Provisioner creates, changes and deletes volumes. All methods may be called concurrently.
 type Provisioner struct {
-	Finder    *records.Finder
-	Lister    *list.Lister
-	Modifier  *modify.Modifier
-	creator   *create.Creator
-	remover   *remove.Remover
-	snapshots *snapshot.Maker
-	fills     *fill.Filler
-	copies    *runs.Queue
-	copier    *copier.Copier
+	*records.Finder  // Lookup and LookupPlace
+	*list.Lister     // CanList, List, Get and Inventory
+	*modify.Modifier // Modify
+	creator          *create.Creator
+	remover          *remove.Remover
+	snapshots        *snapshot.Maker
+	fills            *fill.Filler
+	copies           *runs.Queue
+	copier           *copier.Copier
 }
 
 // Create creates a volume, or returns it if it exists with the same parameters. See create.Creator. If the volume has content, the error is Busy
@@ -111,7 +111,7 @@ func (p *Provisioner) resumeDeletion(ctx context.Context, r CreateRequest, volum
 	if err != nil || id.Backend != r.Parameters.Backend || id.Bucket != r.Parameters.BucketFor(r.Name) {
 		return why
 	}
-	if err := p.remover.Delete(ctx, DeleteRequest{ID: id, Keys: r.Keys, RoleARN: r.RoleARN, Unfilled: true}); err != nil {
+	if err := p.remover.DeleteUnfilled(ctx, DeleteRequest{ID: id, Keys: r.Keys, RoleARN: r.RoleARN}); err != nil {
 		return err
 	}
 	return why
@@ -176,7 +176,7 @@ type SnapshotCredentials = snapshot.Credentials
 type CreateRequest = create.Request
 
 // DeleteRequest is a request to delete a volume.
-type DeleteRequest = remove.Request
+type DeleteRequest = records.Request
 
 // ModifyRequest is a request to change a volume.
 type ModifyRequest = modify.Request
@@ -185,7 +185,7 @@ type ModifyRequest = modify.Request
 type Change = modify.Change
 
 // LookupRequest is a request to check that a volume exists.
-type LookupRequest = records.LookupRequest
+type LookupRequest = records.Request
 
 // New returns a Provisioner. It starts nothing: deletions wait for Run.
 func New(o Options) (*Provisioner, error) {
@@ -244,7 +244,7 @@ func New(o Options) (*Provisioner, error) {
 	p.fills = fill.New(fill.Options{
 		Copies: copies, Records: store, Runs: p.copies, Snapshots: p.snapshots,
 		Delete: func(ctx context.Context, id volume.ID, who identity.Identity) error {
-			return p.remover.Delete(ctx, remove.Request{ID: id, Keys: who.Keys, RoleARN: who.Role, Unfilled: true})
+			return p.remover.DeleteUnfilled(ctx, DeleteRequest{ID: id, Keys: who.Keys, RoleARN: who.Role})
 		},
 	})
 	return p, nil

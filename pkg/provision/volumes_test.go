@@ -87,7 +87,7 @@ func (l lab) delete(id volume.ID) error {
 
 func (l lab) change(id volume.ID, c provision.Change) (capacity int64, err error) {
 	err = l.do(func(ctx context.Context, p *process) (err error) {
-		capacity, err = p.Modifier.Modify(ctx, provision.ModifyRequest{ID: id, Change: c})
+		capacity, err = p.Modify(ctx, provision.ModifyRequest{ID: id, Change: c})
 		return err
 	})
 	return capacity, err
@@ -217,7 +217,7 @@ func TestModify_RequestsThatMeetAreOneWrite(t *testing.T) {
 						c = provision.Change{Set: volume.Mutable{Usage: volume.Usage(time.Hour)}}
 					}
 					runs = append(runs, func(ctx context.Context, p *process) error {
-						_, err := p.Modifier.Modify(ctx, provision.ModifyRequest{ID: id, Change: c})
+						_, err := p.Modify(ctx, provision.ModifyRequest{ID: id, Change: c})
 						return err
 					})
 				}
@@ -239,7 +239,7 @@ func TestModify_RequestsThatMeetAreOneWrite(t *testing.T) {
 func (l lab) list(limit int) (found []string, err error) {
 	err = l.do(func(ctx context.Context, p *process) error {
 		for token := ""; ; {
-			page, next, err := p.Lister.List(ctx, limit, token)
+			page, next, err := p.List(ctx, limit, token)
 			for _, v := range page {
 				found = append(found, v.ID.Bucket+"/"+v.ID.Prefix)
 			}
@@ -274,7 +274,7 @@ func TestList_PagesHaveEachVolumeOnce(t *testing.T) {
 		}
 		for _, id := range []volume.ID{own, {Backend: "lab", Bucket: shared, Prefix: "base/v3/"}, {Backend: "lab", Bucket: shared, Prefix: "base/v9/"}} {
 			err := l.do(func(ctx context.Context, p *process) error {
-				v, err := p.Lister.Get(ctx, id)
+				v, err := p.Get(ctx, id)
 				if err == nil && v.ID != id {
 					l.Errorf("%s: %+v", id, v)
 				}
@@ -282,12 +282,12 @@ func TestList_PagesHaveEachVolumeOnce(t *testing.T) {
 			})
 			l.want("get "+id.String(), err, map[bool]fault.Kind{true: fault.NotFound, false: fault.Unknown}[strings.Contains(id.Prefix, "v9")])
 		}
-		if !l.w.process(0).Lister.CanList() {
+		if !l.w.process(0).CanList() {
 			l.Error("cannot list with the controller's own credentials")
 		}
 		for _, token := range []string{"x", "e30", "eyJiIjoibm9uZSJ9"} {
 			err := l.do(func(ctx context.Context, p *process) error {
-				_, _, err := p.Lister.List(ctx, 2, token)
+				_, _, err := p.List(ctx, 2, token)
 				return err
 			})
 			l.want("token "+token, err, fault.Busy)
@@ -305,7 +305,7 @@ func TestList_PagesGoOnAfterChanges(t *testing.T) {
 		var got []string
 		page := func(limit int, token string) (next string) {
 			if err := l.do(func(ctx context.Context, p *process) error {
-				found, end, err := p.Lister.List(ctx, limit, token)
+				found, end, err := p.List(ctx, limit, token)
 				for _, v := range found {
 					got = append(got, v.ID.Prefix)
 				}
@@ -369,7 +369,7 @@ func TestInventory_HasWhatEachRecordSays(t *testing.T) {
 		l.w.s.put(shared, records.Key("garbage"), "x")
 		inventory := func(backend string) (texts []string, unread int, err error) {
 			err = l.do(func(ctx context.Context, p *process) error {
-				found, more, err := p.Lister.Inventory(ctx, backend)
+				found, more, err := p.Inventory(ctx, backend)
 				for _, e := range found {
 					text := fmt.Sprintf("%s %s %s", e.Kind, e.Name, e.State)
 					if e.Err != nil {
@@ -411,9 +411,9 @@ func TestLookup_OnlyVolumesThatAreThere(t *testing.T) {
 				look := func(place bool) error {
 					return l.do(func(ctx context.Context, p *process) error {
 						if place {
-							return p.Finder.LookupPlace(ctx, provision.LookupRequest{ID: id, Keys: credentials.Keys{}})
+							return p.LookupPlace(ctx, provision.LookupRequest{ID: id, Keys: credentials.Keys{}})
 						}
-						return p.Finder.Lookup(ctx, provision.LookupRequest{ID: id})
+						return p.Lookup(ctx, provision.LookupRequest{ID: id})
 					})
 				}
 				l.want("volume", look(false), fault.Unknown)

@@ -231,12 +231,12 @@ func (p *process) tryDelete(id volume.ID) error {
 }
 
 func (p *process) lookup(id volume.ID) error {
-	return p.Finder.Lookup(p.e.ctx(), provision.LookupRequest{ID: id, Keys: p.e.keys, RoleARN: p.role})
+	return p.Lookup(p.e.ctx(), provision.LookupRequest{ID: id, Keys: p.e.keys, RoleARN: p.role})
 }
 
 // lookupPlace looks for what a node could mount.
 func (p *process) lookupPlace(id volume.ID) error {
-	return p.Finder.LookupPlace(p.e.ctx(), provision.LookupRequest{ID: id, Keys: p.e.keys, RoleARN: p.role})
+	return p.LookupPlace(p.e.ctx(), provision.LookupRequest{ID: id, Keys: p.e.keys, RoleARN: p.role})
 }
 
 // there fails the test unless the volume is.

@@ -28,7 +28,7 @@ func (p *process) listed(limit int) (ids []string, pages int) {
 	p.e.t.Helper()
 	token := ""
 	for {
-		page, next, err := p.Lister.List(p.e.ctx(), limit, token)
+		page, next, err := p.List(p.e.ctx(), limit, token)
 		if err != nil {
 			p.e.t.Fatal(err)
 		}
@@ -81,18 +81,18 @@ func TestVolumesAreListedInPages(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.grown(id, 77)
-		if v, err := l.Lister.Get(e.ctx(), id); err != nil || v.ID != id || v.CapacityBytes != 77 {
+		if v, err := l.Get(e.ctx(), id); err != nil || v.ID != id || v.CapacityBytes != 77 {
 			t.Errorf("Get: %+v, %v", v, err)
 		}
 		ownID, _ := volume.ParseID(own)
 		p.grown(ownID, 78)
-		if v, err := l.Lister.Get(e.ctx(), ownID); err != nil || v.ID != ownID || v.CapacityBytes != 78 {
+		if v, err := l.Get(e.ctx(), ownID); err != nil || v.ID != ownID || v.CapacityBytes != 78 {
 			t.Errorf("Get: %+v, %v", v, err)
 		}
 		p.delete(id)
 		p.delete(ownID)
 		for _, gone := range []volume.ID{id, ownID, {Backend: "lab", Bucket: e.bucket, Prefix: "another-clusters/"}} {
-			_, err = l.Lister.Get(e.ctx(), gone)
+			_, err = l.Get(e.ctx(), gone)
 			e.want(err, fault.NotFound)
 		}
 	})
@@ -139,7 +139,7 @@ func TestInventory(t *testing.T) {
 		e.put(".s3-csi/volumes/garbage")
 		p.create("based", "prefix", "base/")
 
-		found, unread, err := e.lister(e.bucket+"*").Lister.Inventory(e.ctx(), "")
+		found, unread, err := e.lister(e.bucket+"*").Inventory(e.ctx(), "")
 		if err != nil || len(unread) > 0 {
 			t.Fatal(unread, err)
 		}
@@ -163,17 +163,17 @@ func TestInventory(t *testing.T) {
 		e.same("entries", got, want)
 
 		// A backend whose credentials are in secrets, and a bucket that cannot be read, are named.
-		found, unread, err = p.Lister.Inventory(e.ctx(), "lab")
+		found, unread, err = p.Inventory(e.ctx(), "lab")
 		if err != nil || len(found) > 0 || len(unread) != 1 || unread[0].Backend != "lab" {
 			t.Errorf("%v, %v, %v", found, unread, err)
 		}
 		l := e.lister(e.bucket)
 		l.refuse(403, "AccessDenied", "ListObjectsV2")
-		if _, unread, err = l.Lister.Inventory(e.ctx(), ""); err != nil || len(unread) != 1 || unread[0].Bucket != e.bucket || !fault.Is(unread[0].Err,
+		if _, unread, err = l.Inventory(e.ctx(), ""); err != nil || len(unread) != 1 || unread[0].Bucket != e.bucket || !fault.Is(unread[0].Err,
 			fault.Denied) {
 			t.Errorf("%v, %v", unread, err)
 		}
-		_, _, err = l.Lister.Inventory(e.ctx(), "nosuch")
+		_, _, err = l.Inventory(e.ctx(), "nosuch")
 		if err == nil {
 			t.Error("a backend that is not configured has an inventory")
 		}

@@ -21,7 +21,7 @@ import (
 func (p *process) change(id volume.ID, c provision.Change) (int64, error) {
 	ctx, cancel := context.WithTimeout(p.life, time.Minute)
 	defer cancel()
-	return p.Modifier.Modify(ctx, provision.ModifyRequest{ID: id, Keys: p.e.keys, RoleARN: p.role, Change: c})
+	return p.Modify(ctx, provision.ModifyRequest{ID: id, Keys: p.e.keys, RoleARN: p.role, Change: c})
 }
 
 // grown expands a volume, which must succeed.

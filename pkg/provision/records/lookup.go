@@ -23,8 +23,8 @@ func (s *Store) ReadActive(ctx context.Context, b buckets.Bucket, id volume.ID) 
 	return found, err
 }
 
-// LookupRequest names a volume to look up.
-type LookupRequest struct {
+// Request names a volume to look up or delete.
+type Request struct {
 	ID      volume.ID
 	Keys    credentials.Keys // of the request's secret; zero: none
 	RoleARN string           // of the request's secret; "": none
@@ -38,7 +38,7 @@ type Finder struct {
 }
 
 // Lookup returns NotFound unless this driver's volume of that id exists and is not being deleted.
-func (f *Finder) Lookup(ctx context.Context, r LookupRequest) error {
+func (f *Finder) Lookup(ctx context.Context, r Request) error {
 	return f.look(ctx, r, func(b buckets.Bucket) error {
 		_, err := f.Records.ReadActive(ctx, b, r.ID)
 		return err
@@ -47,7 +47,7 @@ func (f *Finder) Lookup(ctx context.Context, r LookupRequest) error {
 
 // LookupPlace returns NotFound unless the bucket exists and, for a prefix, has an object below it, created by any program. It also returns
 // NotFound while this driver is deleting the volume of that id.
-func (f *Finder) LookupPlace(ctx context.Context, r LookupRequest) error {
+func (f *Finder) LookupPlace(ctx context.Context, r Request) error {
 	return f.look(ctx, r, func(b buckets.Bucket) error {
 		found, err := f.Records.ReadOwn(ctx, b, r.ID)
 		switch {
@@ -66,7 +66,7 @@ func (f *Finder) LookupPlace(ctx context.Context, r LookupRequest) error {
 	})
 }
 
-func (f *Finder) look(ctx context.Context, r LookupRequest, in func(buckets.Bucket) error) (err error) {
+func (f *Finder) look(ctx context.Context, r Request, in func(buckets.Bucket) error) (err error) {
 	be, who, err := f.Identities.Find(r.ID.Backend, r.Keys, r.RoleARN)
 	if err != nil {
 		return err

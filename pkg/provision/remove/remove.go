@@ -13,17 +13,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/runs"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
-
-// Request names a volume to delete.
-type Request struct {
-	ID      volume.ID
-	Keys    credentials.Keys // of the request's secret; zero: none
-	RoleARN string           // of the request's secret; "": none
-	// Unfilled deletes the volume only if its content is not complete.
-	Unfilled bool
-}
 
 // Eraser looks below a prefix and removes everything there; *erase.Eraser implements it.
 type Eraser interface {
@@ -81,25 +71,36 @@ func (d *deletion) String() string {
 // hasWorker reports whether the deletion is one of the limited number that may erase data.
 func (d *deletion) hasWorker() bool { return d.run.Lane() > 0 }
 
-// delete executes or joins the deletion of a volume or snapshot, whose name is what.
-func (r *Remover) delete(ctx context.Context, be backend.Backend, who identity.Identity, what string, work job) error {
-	d := &deletion{}
-	return r.queue.Do(ctx, runs.Work{ID: what, What: "deleting " + what, Who: who, Progress: d, Job: func(ctx context.Context, run *runs.Run) error {
-		d.run = run
-		return r.Identities.WhileConfigured(ctx, be, func(ctx context.Context) error { return work(ctx, d) })
-	}})
-}
-
 // Delete deletes the volume according to its record or its bucket's tags (volume.OnDelete). It returns nil if the volume is deleted or never
 // existed. While the deletion is queued or in progress, it returns Busy with the progress. The deletion continues without the caller, and
 // calls for the same volume join it. Run executes the deletions.
-func (r *Remover) Delete(ctx context.Context, req Request) (err error) {
-	be, who, err := r.Identities.Find(req.ID.Backend, req.Keys, req.RoleARN)
+func (r *Remover) Delete(ctx context.Context, q records.Request) error {
+	return r.deleteVolume(ctx, q, &deletion{})
+}
+
+// DeleteUnfilled is Delete for a volume whose content could not be completed. Busy: it is complete.
+func (r *Remover) DeleteUnfilled(ctx context.Context, q records.Request) error {
+	return r.deleteVolume(ctx, q, &deletion{unfilled: true})
+}
+
+func (r *Remover) deleteVolume(ctx context.Context, q records.Request, d *deletion) error {
+	return r.delete(ctx, request{"volume " + q.ID.String(), q.ID.Backend, q.Keys, q.RoleARN}, d, volumeDeletion{remover: r, id: q.ID}.find)
+}
+
+// request asks for a deletion.
+type request struct {
+	what, backend string // what is the name of the volume or snapshot
+	keys          credentials.Keys
+	role          string
+}
+
+// delete executes or joins a deletion. find returns what deletes the volume or snapshot, or nil if there is nothing to delete; its error is a refusal.
+func (r *Remover) delete(ctx context.Context, q request, d *deletion, find func(context.Context, identity.Access) (job, error)) (err error) {
+	be, who, err := r.Identities.Find(q.backend, q.keys, q.role)
 	if err != nil {
 		return err
 	}
-	what := "volume " + req.ID.String()
-	if joined, err := r.queue.Join(ctx, what, who); joined {
+	if joined, err := r.queue.Join(ctx, q.what, who); joined {
 		return err
 	}
 	keys, err := r.Identities.Keys(ctx, be, who)
@@ -107,14 +108,14 @@ func (r *Remover) Delete(ctx context.Context, req Request) (err error) {
 		return err
 	}
 	defer func() { r.Identities.Invalidate(be, who, keys, err) }()
-	work, err := volumeDeletion{remover: r, be: be, id: req.ID}.find(ctx, keys)
+	work, err := find(ctx, identity.Access{Backend: be, Who: who, Keys: keys})
 	if err != nil || work == nil {
 		return err
 	}
-	return r.delete(ctx, be, who, what, func(ctx context.Context, d *deletion) error {
-		d.unfilled = req.Unfilled
-		return work(ctx, d)
-	})
+	return r.queue.Do(ctx, runs.Work{ID: q.what, What: "deleting " + q.what, Who: who, Progress: d, Job: func(ctx context.Context, run *runs.Run) error {
+		d.run = run
+		return r.Identities.WhileConfigured(ctx, be, func(ctx context.Context) error { return work(ctx, d) })
+	}})
 }
 
 // erase erases what is below a prefix. A deletion that has no worker may only find that there is nothing to erase; otherwise the

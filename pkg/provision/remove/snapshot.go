@@ -9,6 +9,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
@@ -24,61 +25,44 @@ type SnapshotRequest struct {
 
 // DeleteSnapshot deletes the snapshot according to its record. It returns nil if the snapshot is deleted or never existed. Otherwise it is like
 // Delete.
-func (r *Remover) DeleteSnapshot(ctx context.Context, req SnapshotRequest) (err error) {
-	be, who, err := r.Identities.Find(req.ID.Backend, req.Keys, req.RoleARN)
-	if err != nil {
-		return err
-	}
-	what := "snapshot " + req.ID.String()
-	if joined, err := r.queue.Join(ctx, what, who); joined {
-		return err
-	}
-	keys, err := r.Identities.Keys(ctx, be, who)
-	if err != nil {
-		return err
-	}
-	defer func() { r.Identities.Invalidate(be, who, keys, err) }()
-	s := snapshotDeletion{r, be, req.ID}
-	there, err := s.find(ctx, keys)
-	if err != nil || !there {
-		return err
-	}
-	return r.delete(ctx, be, who, what, func(ctx context.Context, d *deletion) error {
-		err := s.remove(ctx, d, req.Failure)
-		if bucketIsGone(err) {
-			r.Opener.Invalidate(be, req.ID.Bucket)
-			return nil
-		}
-		return err
-	})
+func (r *Remover) DeleteSnapshot(ctx context.Context, q SnapshotRequest) error {
+	s := snapshotDeletion{remover: r, id: q.ID, failure: q.Failure}
+	return r.delete(ctx, request{"snapshot " + q.ID.String(), q.ID.Backend, q.Keys, q.RoleARN}, &deletion{}, s.find)
 }
 
 // snapshotDeletion is the deletion of a snapshot.
 type snapshotDeletion struct {
 	remover *Remover
-	be      backend.Backend
+	be      backend.Backend // set by find
 	id      volume.SnapshotID
+	failure string // see SnapshotRequest
 }
 
-// find reports whether there is something to delete. An error is a refusal.
-func (s snapshotDeletion) find(ctx context.Context, keys credentials.Keys) (bool, error) {
-	b, err := s.remover.Opener.OpenUncached(ctx, s.be, keys, s.id.Bucket)
+// find returns what deletes the snapshot, or nil if there is nothing to delete. An error is a refusal.
+func (s snapshotDeletion) find(ctx context.Context, a identity.Access) (job, error) {
+	s.be = a.Backend
+	b, err := s.remover.Opener.OpenUncached(ctx, s.be, a.Keys, s.id.Bucket)
 	if err == nil {
 		_, err = s.read(ctx, b)
-		switch {
-		case err == nil:
-			return true, nil
-		case errors.Is(err, errSnapshotDeleted):
-			return false, nil
-		case errors.Is(err, records.ErrNotOurs):
-			err = s.refuseUnowned(ctx, b)
-		}
 	}
+	switch {
+	case err == nil:
+		return func(ctx context.Context, d *deletion) error { return s.ifGone(s.remove(ctx, d)) }, nil
+	case errors.Is(err, errSnapshotDeleted):
+		return nil, nil
+	case errors.Is(err, records.ErrNotOurs):
+		err = s.refuseUnowned(ctx, b)
+	}
+	return nil, s.ifGone(err)
+}
+
+// ifGone returns nil for a snapshot whose bucket does not exist.
+func (s snapshotDeletion) ifGone(err error) error {
 	if bucketIsGone(err) {
 		s.remover.Opener.Invalidate(s.be, s.id.Bucket)
-		return false, nil
+		return nil
 	}
-	return false, err
+	return err
 }
 
 // refuseUnowned refuses a snapshot without a record, unless there is nothing of it.
@@ -122,7 +106,7 @@ func (s snapshotDeletion) read(ctx context.Context, b buckets.Bucket) (records.S
 //  3. wait until none of these runs may still write
 //  4. erase its data and its manifest, according to onDelete
 //  5. write the tombstone last, because until it exists every attempt repeats these steps
-func (s snapshotDeletion) remove(ctx context.Context, d *deletion, failure string) error {
+func (s snapshotDeletion) remove(ctx context.Context, d *deletion) error {
 	b, err := s.remover.openToDelete(ctx, s.be, d, target{
 		what: "snapshot " + s.id.String(), id: s.id.String(), bucket: s.id.Bucket, prefix: s.id.Prefix(), records: []string{records.SnapshotKey(s.id.Segment)},
 	})
@@ -139,7 +123,7 @@ func (s snapshotDeletion) remove(ctx context.Context, d *deletion, failure strin
 			return nil
 		case err != nil:
 			return err
-		case failure != "" && found.State == records.StateReady:
+		case s.failure != "" && found.State == records.StateReady:
 			return fault.Errorf(fault.Busy, "another controller has made snapshot %s meanwhile", s.id)
 		}
 		if found.State != records.StateDeleting {
@@ -150,7 +134,7 @@ func (s snapshotDeletion) remove(ctx context.Context, d *deletion, failure strin
 				found.OnDelete = volume.OnDeleteDelete // what there is of it is of no use
 			}
 			found.Snapshot = found.With(records.StateDeleting, s.remover.Records.Now())
-			found.Makers, found.Failure = s.remover.Claims.Open(found.Makers), failure
+			found.Makers, found.Failure = s.remover.Claims.Open(found.Makers), s.failure
 			if found, err = at.Write(ctx, found); err != nil {
 				return err
 			}

@@ -9,10 +9,10 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
@@ -32,8 +32,9 @@ type volumeDeletion struct {
 func (v volumeDeletion) isBucket() bool { return v.id.Prefix == "" }
 
 // find returns what deletes the volume, or nil if there is nothing to delete. An error is a refusal.
-func (v volumeDeletion) find(ctx context.Context, keys credentials.Keys) (job, error) {
-	b, err := v.remover.Opener.OpenUncached(ctx, v.be, keys, v.id.Bucket)
+func (v volumeDeletion) find(ctx context.Context, a identity.Access) (job, error) {
+	v.be = a.Backend
+	b, err := v.remover.Opener.OpenUncached(ctx, v.be, a.Keys, v.id.Bucket)
 	var found records.Stored
 	if err == nil {
 		found, err = v.remover.Records.ReadOwn(ctx, b, v.id)

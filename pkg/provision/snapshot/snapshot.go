@@ -295,7 +295,7 @@ func (c *creation) cut(ctx context.Context) (time.Time, error) {
 
 // checkSource returns NotFound unless the source exists and is not being deleted. A static volume exists if anything is in its place.
 func (c *creation) checkSource(ctx context.Context, who identity.Identity) error {
-	req := records.LookupRequest{ID: c.r.Source, Keys: who.Keys, RoleARN: who.Role}
+	req := records.Request{ID: c.r.Source, Keys: who.Keys, RoleARN: who.Role}
 	err := c.m.opts.Finder.Lookup(ctx, req)
 	switch {
 	case !fault.Is(err, fault.NotFound):
