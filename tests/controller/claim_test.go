@@ -18,10 +18,6 @@ func patient(o *processOptions) { o.copyLag = time.Hour }
 type copies struct {
 	ask    func(p *process, name string, source volume.ID) error
 	delete func(p *process, name string) error
-	state  func(e *env, name string) string // the record
-	data   func(name string) string
-	// segment is which PutObject of a request is that of the first segment of the manifest; those before are of the record.
-	segment int64
 }
 
 func eachCopy(t *testing.T, f func(t *testing.T, e *env, c copies)) {
@@ -35,9 +31,6 @@ func eachCopy(t *testing.T, f func(t *testing.T, e *env, c copies)) {
 			delete: func(p *process, name string) error {
 				return p.tryDeleteSnapshot(volume.SnapshotID{Backend: "lab", Bucket: p.e.bucket, Segment: name, Generation: 1})
 			},
-			state:   func(e *env, name string) string { return e.object(".s3-csi/snapshots/" + name) },
-			data:    func(name string) string { return ".s3-csi/snapshots/" + name + "@1/" },
-			segment: 4,
 		},
 		"volume": {
 			ask: func(p *process, name string, source volume.ID) error {
@@ -47,9 +40,6 @@ func eachCopy(t *testing.T, f func(t *testing.T, e *env, c copies)) {
 			delete: func(p *process, name string) error {
 				return p.tryDelete(volume.ID{Backend: "lab", Bucket: p.e.bucket, Prefix: name + "/"})
 			},
-			state:   (*env).record,
-			data:    func(name string) string { return ".s3-csi/fills/" + name + "/" },
-			segment: 3,
 		},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -49,7 +49,7 @@ func (c *Creator) createBucket(ctx context.Context, a identity.Access, r Request
 	switch {
 	case err == nil:
 		if err = v.found(ctx, b); err == nil {
-			err = v.limited(ctx, b.Info, false)
+			err = v.limited(ctx, b.Info, notMade)
 		}
 		return id, err
 	case !fault.Is(err, fault.NotFound):
@@ -67,6 +67,9 @@ func (c *Creator) createBucket(ctx context.Context, a identity.Access, r Request
 	}
 	return id, err
 }
+
+// notMade says that another call created the bucket.
+const notMade = false
 
 // bucketCreation is one CreateVolume of a bucket volume.
 type bucketCreation struct {

@@ -52,9 +52,6 @@ type Snapshot struct {
 	Updated  time.Time `json:"updated"`
 }
 
-// CutsPrefix is the prefix of the objects whose times become those of snapshots.
-const CutsPrefix = volume.RecordPrefix + "/probe/"
-
 // SnapshotKey returns the object key of the record of the snapshot name with that segment.
 func SnapshotKey(segment string) string { return volume.SnapshotsPrefix + segment }
 

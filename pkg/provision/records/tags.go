@@ -16,7 +16,6 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -219,16 +218,6 @@ func (t Tags) with(r Record) Tags {
 		t.SetFillers(r.Fillers)
 	}
 	return t
-}
-
-// SetState changes the state in the tags and keeps the others.
-func SetState(ctx context.Context, b buckets.Bucket, t Tags, s State) error {
-	t = maps.Clone(t)
-	t[TagState] = string(s)
-	if s != StateFilling {
-		delete(t, TagFillers)
-	}
-	return WriteTags(ctx, b.Client, b.Info.Name, t)
 }
 
 // Owner is the driver and the cluster that a volume belongs to. Cluster may be empty.

@@ -285,7 +285,7 @@ func (c *creation) cut(ctx context.Context) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	cut, err := buckets.Cut(ctx, b, records.CutsPrefix, c.m.opts.ClockSkew)
+	cut, err := buckets.Cut(ctx, b, buckets.Probes, c.m.opts.ClockSkew)
 	if err != nil {
 		return time.Time{}, fault.Errorf(fault.KindOf(err), "parameters.consistency: a snapshot of one time (%s) of volume %s: %w",
 			volume.SnapshotTime, c.r.Source, err)
