@@ -81,7 +81,7 @@ func (c *Creator) reserveName(ctx context.Context, b buckets.Bucket, base, name 
 		case backend.IsNoSuchBucket(err):
 			return nil, c.noBucket(b, err)
 		}
-		return &records.Stored{Record: records.NewReservation(c.Records.Owner, name, c.Records.Now())}, nil
+		return &records.Stored{Record: c.Records.NewReservation(name)}, nil
 	})
 	return err
 }

@@ -36,7 +36,7 @@ func (c *Creator) createBucket(ctx context.Context, a identity.Access, r Request
 	be, keys := a.Backend, a.Keys
 	id := r.Parameters.ID(r.Name, 1)
 	v := bucketCreation{creator: c, be: be, keys: keys, bucket: id.Bucket, owner: r.Parameters.Node.ExpectedBucketOwner,
-		want: records.NewTags(c.Records.Owner, r.Name, id, r.Parameters)}
+		want: c.Records.NewTags(r.Name, id, r.Parameters)}
 	v.proof, v.refused = c.Proofs.Bucket(ctx, be, proofs.Subject{Who: a.Who, Bucket: id.Bucket, Parameters: r.Parameters})
 	release, err := c.Opener.Lock(ctx, be, id.Bucket)
 	if err != nil {

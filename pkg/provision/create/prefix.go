@@ -181,12 +181,12 @@ func (c *creation) write(ctx context.Context, id volume.ID, over records.Stored)
 	if err := c.r.check(ctx); err != nil {
 		return err
 	}
-	r := records.New(c.creator.Records.Owner, c.r.Name, id, c.r.Parameters, c.creator.Records.Now())
+	r := c.creator.Records.New(c.r.Name, id, c.r.Parameters)
 	r.Options = backend.RequestOptions(c.r.Options)
 	if over.ETag != "" {
 		r.FirstPrefix, r.PreviousVolumeID = over.FirstPrefix, over.VolumeID
 	}
-	_, err := c.creator.Records.Write(ctx, c.b, c.segment, over.ETag, r)
+	_, err := c.creator.Records.OfName(c.b, c.segment).Write(ctx, records.Stored{Record: r, ETag: over.ETag})
 	return err
 }
 

@@ -32,7 +32,7 @@ func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
 		"volume": testRecord(), "later generation": later(testRecord()), "reservation": testReservation(), "tombstone": testRecord().With(StateDeleted,
 			testTime), "of an earlier driver, without a size": func() Record { r := testRecord(); r.CapacityBytes = 0; return r }(),
 	} {
-		data, err := r.encode()
+		data, err := encode(r, r.check())
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -44,7 +44,7 @@ func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
 }
 
 func TestRecordsThatMakeNoSenseAreRefused(t *testing.T) {
-	good, err := testRecord().encode()
+	good, err := encode(testRecord(), testRecord().check())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestRecordsThatMakeNoSenseAreRefused(t *testing.T) {
 
 func FuzzRecord(f *testing.F) {
 	for _, r := range []Record{testRecord(), later(testRecord()), testReservation()} {
-		data, err := r.encode()
+		data, err := encode(r, r.check())
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -97,7 +97,7 @@ func FuzzRecord(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := r.encode()
+		again, err := encode(r, r.check())
 		if err != nil {
 			t.Fatalf("what was read cannot be written: %v", err)
 		}

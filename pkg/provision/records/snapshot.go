@@ -2,13 +2,11 @@ package records
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 	"unicode/utf8"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
@@ -56,9 +54,10 @@ type Snapshot struct {
 func SnapshotKey(segment string) string { return volume.SnapshotsPrefix + segment }
 
 // NewSnapshot returns the record of a snapshot that is about to be copied.
-func NewSnapshot(o Owner, name string, id volume.SnapshotID, source volume.ID, p volume.SnapshotParameters, now time.Time) Snapshot {
+func (s *Store) NewSnapshot(name string, id volume.SnapshotID, source volume.ID, p volume.SnapshotParameters) Snapshot {
+	now := s.Now()
 	return Snapshot{
-		Version: version, Driver: o.Driver, Cluster: o.Cluster, Name: name, SnapshotID: id.String(), Source: source.String(), ParametersDigest: p.Digest(),
+		Version: version, Driver: s.Owner.Driver, Cluster: s.Owner.Cluster, Name: name, SnapshotID: id.String(), Source: source.String(), ParametersDigest: p.Digest(),
 		Consistency: p.Consistency, OnDelete: p.OnDelete, State: StateCutting, Generation: id.Generation, Created: now, Updated: now,
 	}
 }
@@ -133,17 +132,4 @@ type StoredSnapshot struct {
 func (s *Store) ReadSnapshot(ctx context.Context, b buckets.Bucket, segment string) (StoredSnapshot, error) {
 	r, etag, err := readRecord(ctx, b, SnapshotKey(segment), decodeSnapshot)
 	return StoredSnapshot{r, etag}, err
-}
-
-// WriteSnapshot writes a snapshot record under the condition that there is none (etag "") or that it is still the one with that etag. See
-// Put.
-func (s *Store) WriteSnapshot(ctx context.Context, b buckets.Bucket, etag string, r Snapshot) (newETag string, err error) {
-	data, err := json.MarshalIndent(r, "", "  ")
-	if err == nil {
-		err = r.check()
-	}
-	if err != nil {
-		return "", fault.Errorf(fault.Unknown, "record of snapshot %q: %w", r.Name, err)
-	}
-	return s.Put(ctx, b, SnapshotKey(volume.NameSegment(r.Name)), etag, append(data, '\n'))
 }

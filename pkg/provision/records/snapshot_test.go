@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
@@ -64,11 +65,12 @@ func TestSnapshotRecordsThatMakeNoSenseAreRefused(t *testing.T) {
 func TestAVolumeWithContentIsFilledFirst(t *testing.T) {
 	p := volume.Parameters{Backend: "default", BucketName: "bucket", Mutable: volume.Mutable{OnDelete: volume.OnDeleteDelete}}
 	id := p.ID("v", 1)
-	if r := New(Owner{"d", "c"}, "v", id, p, testTime); r.State != StateActive || r.ContentSource != "" {
+	s := NewStore(Owner{"d", "c"}, nil, func() time.Time { return testTime })
+	if r := s.New("v", id, p); r.State != StateActive || r.ContentSource != "" {
 		t.Errorf("%+v", r)
 	}
 	p.Content.Volume = volume.ID{Backend: "default", Bucket: "bucket", Prefix: "w/"}
-	r := New(Owner{"d", "c"}, "v", id, p, testTime)
+	r := s.New("v", id, p)
 	if r.State != StateFilling || r.ContentSource != "volume default:bucket/w/" || r.check() != nil {
 		t.Errorf("%+v, %v", r, r.check())
 	}
@@ -76,7 +78,7 @@ func TestAVolumeWithContentIsFilledFirst(t *testing.T) {
 	if r.check() == nil {
 		t.Error("a volume is filled from nothing")
 	}
-	if tags := NewTags(Owner{"d", "c"}, "v", id, p); tags[TagState] != string(StateFilling) {
+	if tags := s.NewTags("v", id, p); tags[TagState] != string(StateFilling) {
 		t.Errorf("%v", tags)
 	}
 }

@@ -198,15 +198,6 @@ func readObject(ctx context.Context, b buckets.Bucket, key string, limit int64) 
 	return data, aws.ToString(out.ETag), nil
 }
 
-// Write writes a record under the condition that there is none (etag "") or that it is still the one with that etag. See Put.
-func (s *Store) Write(ctx context.Context, b buckets.Bucket, segment, etag string, r Record) (newETag string, err error) {
-	data, err := r.encode()
-	if err != nil {
-		return "", fault.Errorf(fault.Unknown, "record of volume %q: %w", r.Name, err)
-	}
-	return s.Put(ctx, b, Key(segment), etag, data)
-}
-
 // Put writes an object under the condition that there is none (etag "") or that it is still the one with that etag. Two writes must have
 // different data, or be equivalent.
 //

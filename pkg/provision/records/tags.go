@@ -56,13 +56,13 @@ func tagValue(s string) string {
 }
 
 // NewTags returns the tags of a new bucket volume.
-func NewTags(o Owner, name string, id volume.ID, params volume.Parameters) Tags {
+func (s *Store) NewTags(name string, id volume.ID, params volume.Parameters) Tags {
 	t := Tags{
-		TagDriver: o.Driver, TagVolume: id.String(), TagName: tagValue(name), TagParameters: params.Digest(),
+		TagDriver: s.Owner.Driver, TagVolume: id.String(), TagName: tagValue(name), TagParameters: params.Digest(),
 		TagOnDelete: string(params.OnDelete), TagState: string(StateActive),
 	}
-	if o.Cluster != "" {
-		t[TagCluster] = o.Cluster
+	if s.Owner.Cluster != "" {
+		t[TagCluster] = s.Owner.Cluster
 	}
 	t.SetCapacity(params.CapacityBytes)
 	t.SetUsage(params.Usage)

@@ -60,8 +60,11 @@ func (s *Store) OfName(b buckets.Bucket, segment string) Place[Stored] {
 	return Place[Stored]{
 		What: "the record of the name " + segment + " in " + b.String(),
 		Read: func(ctx context.Context) (Stored, error) { return s.Read(ctx, b, segment) },
-		Write: func(ctx context.Context, next Stored) (_ Stored, err error) {
-			next.ETag, err = s.Write(ctx, b, segment, next.ETag, next.Record)
+		Write: func(ctx context.Context, next Stored) (Stored, error) {
+			data, err := encode(next.Record, next.check())
+			if err == nil {
+				next.ETag, err = s.Put(ctx, b, Key(segment), next.ETag, data)
+			}
 			return next, err
 		},
 	}
@@ -88,8 +91,11 @@ func (s *Store) OfSnapshot(b buckets.Bucket, id volume.SnapshotID) Place[StoredS
 	return Place[StoredSnapshot]{
 		What: "the record of snapshot " + id.String(),
 		Read: func(ctx context.Context) (StoredSnapshot, error) { return s.ReadSnapshot(ctx, b, id.Segment) },
-		Write: func(ctx context.Context, next StoredSnapshot) (_ StoredSnapshot, err error) {
-			next.ETag, err = s.WriteSnapshot(ctx, b, next.ETag, next.Snapshot)
+		Write: func(ctx context.Context, next StoredSnapshot) (StoredSnapshot, error) {
+			data, err := encode(next.Snapshot, next.check())
+			if err == nil {
+				next.ETag, err = s.Put(ctx, b, SnapshotKey(id.Segment), next.ETag, data)
+			}
 			return next, err
 		},
 	}

@@ -263,7 +263,7 @@ func (c *creation) begin(ctx context.Context, generation int, etag string) (reco
 	if err := c.checkSource(ctx, c.who); err != nil {
 		return records.StoredSnapshot{}, err
 	}
-	s := records.NewSnapshot(c.m.opts.Records.Owner, c.r.Name, c.id(generation), c.r.Source, c.r.Parameters, c.m.opts.Records.Now())
+	s := c.m.opts.Records.NewSnapshot(c.r.Name, c.id(generation), c.r.Source, c.r.Parameters)
 	if c.r.Parameters.Consistency == volume.SnapshotTime {
 		cut, err := c.cut(ctx)
 		if err != nil {
@@ -271,8 +271,7 @@ func (c *creation) begin(ctx context.Context, generation int, etag string) (reco
 		}
 		s.State, s.Cut = records.StateCopying, cut
 	}
-	etag, err := c.m.opts.Records.WriteSnapshot(ctx, c.b, etag, s)
-	return records.StoredSnapshot{Snapshot: s, ETag: etag}, err
+	return c.m.opts.Records.OfSnapshot(c.b, c.id(generation)).Write(ctx, records.StoredSnapshot{Snapshot: s, ETag: etag})
 }
 
 // cut returns the time that the snapshot shows. It is over when cut returns, and the source existed then.
