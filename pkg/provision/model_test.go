@@ -349,7 +349,8 @@ func (m *model) ask(p *process, s step, name string, params volume.Parameters, o
 			return slices.ContainsFunc(seen, func(e entry) bool { return e.is(id.String(), records.StateActive) && e.digest == digest })
 		}, func() bool {
 			return slices.ContainsFunc(seen, func(e entry) bool {
-				return e.state == records.StateReserved || e.id != "" && (e.digest != digest && e.state != records.StateDeleted || e.state == records.StateDeleted && params.BucketName == "")
+				return e.state == records.StateReserved || e.id != "" && (e.digest != digest && e.state != records.StateDeleted ||
+					e.state == records.StateDeleted && params.BucketName == "")
 			})
 		}, params.Content)
 		if c.killed || c.err != nil {

@@ -21,8 +21,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func testRecord() records.Record {
 	return records.Record{
-		Version: 1, Driver: "d", Cluster: "c", Name: "v", VolumeID: "default:bucket/base/v/", ParametersDigest: volume.Parameters{}.Digest(), OnDelete: volume.OnDeleteDelete,
-		State: records.StateActive, Generation: 1, FirstPrefix: "base/v/", Created: testTime, Updated: testTime,
+		Version: 1, Driver: "d", Cluster: "c", Name: "v", VolumeID: "default:bucket/base/v/", ParametersDigest: volume.Parameters{}.Digest(),
+		OnDelete: volume.OnDeleteDelete,
+		State:    records.StateActive, Generation: 1, FirstPrefix: "base/v/", Created: testTime, Updated: testTime,
 	}
 }
 

@@ -195,7 +195,8 @@ func (r Record) check() error {
 		return errors.New("created or updated is missing")
 	}
 	if r.State == StateReserved {
-		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.CapacityBytes != 0 || r.Generation != 0 || r.FirstPrefix != "" || r.PreviousVolumeID != "" ||
+		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.CapacityBytes != 0 || r.Generation != 0 || r.FirstPrefix != "" ||
+			r.PreviousVolumeID != "" ||
 			r.ContentSource != "" || len(r.Fillers) > 0 || r.Direct || r.Usage != "" || len(r.Options) > 0 {
 			return errors.New("a reservation has fields of a volume")
 		}

@@ -101,7 +101,8 @@ func FuzzRecord(f *testing.F) {
 		if err != nil {
 			t.Fatalf("what was read cannot be written: %v", err)
 		}
-		if back, err := decode(again); err != nil || !back.Created.Equal(r.Created) || !back.Updated.Equal(r.Updated) || back.VolumeID != r.VolumeID || back.State != r.State {
+		if back, err := decode(again); err != nil || !back.Created.Equal(r.Created) || !back.Updated.Equal(r.Updated) ||
+			back.VolumeID != r.VolumeID || back.State != r.State {
 			t.Fatalf("%+v became %+v, %v", r, back, err)
 		}
 		if r.State != StateReserved {

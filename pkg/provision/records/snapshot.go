@@ -57,8 +57,9 @@ func SnapshotKey(segment string) string { return volume.SnapshotsPrefix + segmen
 func (s *Store) NewSnapshot(name string, id volume.SnapshotID, source volume.ID, p volume.SnapshotParameters) Snapshot {
 	now := s.Now()
 	return Snapshot{
-		Version: version, Driver: s.Owner.Driver, Cluster: s.Owner.Cluster, Name: name, SnapshotID: id.String(), Source: source.String(), ParametersDigest: p.Digest(),
-		Consistency: p.Consistency, OnDelete: p.OnDelete, State: StateCutting, Generation: id.Generation, Created: now, Updated: now,
+		Version: version, Driver: s.Owner.Driver, Cluster: s.Owner.Cluster, Name: name, SnapshotID: id.String(), Source: source.String(),
+		ParametersDigest: p.Digest(),
+		Consistency:      p.Consistency, OnDelete: p.OnDelete, State: StateCutting, Generation: id.Generation, Created: now, Updated: now,
 	}
 }
 

@@ -12,8 +12,9 @@ import (
 
 func testSnapshot() Snapshot {
 	return Snapshot{
-		Version: 1, Driver: "d", Cluster: "c", Name: "s", SnapshotID: "default:bucket/s@1", Source: "default:bucket/v/", ParametersDigest: "v1:00", Consistency: volume.SnapshotObject,
-		OnDelete: volume.OnDeleteDelete, State: StateReady, Generation: 1, Objects: 3, Bytes: 4, Created: testTime, Finished: testTime, Updated: testTime,
+		Version: 1, Driver: "d", Cluster: "c", Name: "s", SnapshotID: "default:bucket/s@1", Source: "default:bucket/v/", ParametersDigest: "v1:00",
+		Consistency: volume.SnapshotObject,
+		OnDelete:    volume.OnDeleteDelete, State: StateReady, Generation: 1, Objects: 3, Bytes: 4, Created: testTime, Finished: testTime, Updated: testTime,
 	}
 }
 
