@@ -476,3 +476,67 @@ func TestDelete_OwnTestObjectsAreNoUsersData(t *testing.T) {
 		}
 	})
 }
+
+func TestCreate_BucketsAreTaggedWhereCreationDropsTags(t *testing.T) {
+	inLab(t, func(l lab) {
+		l.w.s.dropTags = true
+		id := l.create("v")
+		if tags := records.Tags(l.w.s.buckets[id.Bucket].tags); tags[records.TagVolume] != id.String() {
+			l.Errorf("tags %v", tags)
+		}
+		l.w.denied = []string{"PutBucketTagging"}
+		_, err := l.ask("untagged")
+		if l.want("a bucket that cannot be tagged", err, fault.Precondition); l.w.s.buckets["untagged"] != nil {
+			l.Error("the bucket is left")
+		}
+		l.w.denied = []string{"PutBucketTagging", "DeleteBucket"}
+		_, err = l.ask("left")
+		l.want("a bucket that cannot be removed either", err, fault.Busy)
+		l.w.denied = nil
+		_, err = l.ask("left")
+		l.want("a bucket without tags", err, fault.Exists)
+		l.w.denied = []string{"CreateBucket"}
+		_, err = l.ask("denied")
+		l.want("no bucket may be created", err, fault.Denied)
+	})
+}
+
+func TestCreate_VolumesAreNotNested(t *testing.T) {
+	inLab(t, func(l lab) {
+		outer := l.create("outer", "bucketName", shared, "prefix", "a/")
+		for _, c := range []struct {
+			name, base string
+			kind       fault.Kind
+		}{
+			{"inner", "a/outer/", fault.Precondition}, {"inner", "x/outer/", fault.Unknown}, {"inner", "y/", fault.Exists}, {"a", "", fault.Exists},
+			{"own", "own/", fault.Unknown}, {"own", "own/", fault.Unknown},
+		} {
+			_, err := l.ask(c.name, "bucketName", shared, "prefix", c.base)
+			l.want(c.name+" in "+c.base, err, c.kind)
+		}
+		l.want("deletion", l.delete(outer), fault.Unknown)
+		_, err := l.ask("inner2", "bucketName", shared, "prefix", "a/outer/")
+		l.want("where a volume was", err, fault.Precondition)
+		l.w.denied = []string{"GetBucketTagging"}
+		l.create("no-tags-to-read", "bucketName", shared)
+	})
+}
+
+func TestDelete_ServicesWithoutMultiDelete(t *testing.T) {
+	inLab(t, func(l lab) {
+		l.w.lacking = []string{"DeleteObjects"}
+		for _, onDelete := range []string{"delete", "purge"} {
+			id := l.create(onDelete, "bucketName", shared, "onDelete", onDelete)
+			for i := range 3 {
+				l.w.s.put(shared, fmt.Sprint(id.Prefix, i), "x")
+			}
+			l.w.denied = []string{"DeleteObject"}
+			l.want("objects that may not be deleted", l.delete(id), fault.Denied)
+			l.w.denied = nil
+			l.want("deletion", l.delete(id), fault.Unknown)
+			if left := l.w.s.buckets[shared].below(id.Prefix); len(left) > 0 {
+				l.Errorf("left: %q", left)
+			}
+		}
+	})
+}

@@ -37,6 +37,7 @@ type world struct {
 	failure   error // the first violation
 	sent      map[string]int
 	denied    []string // operations that are not allowed
+	lacking   []string // operations that the service does not have
 
 	mu      sync.Mutex
 	pending []*request
@@ -340,7 +341,9 @@ func (w *world) carryOut(r *request, lost error) {
 	w.s.by = r.p
 	w.sent[r.operation]++
 	a := fails(http.StatusForbidden, "AccessDenied")
-	if !slices.Contains(w.denied, r.operation) {
+	if slices.Contains(w.lacking, r.operation) {
+		a = fails(http.StatusNotImplemented, "NotImplemented")
+	} else if !slices.Contains(w.denied, r.operation) {
 		a = w.s.do(r.operation, r.http, r.body)
 	}
 	w.s.by = nil
