@@ -540,3 +540,44 @@ func TestDelete_ServicesWithoutMultiDelete(t *testing.T) {
 		}
 	})
 }
+
+func TestDelete_OnDeleteDecides(t *testing.T) {
+	for kind, pairs := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			inLab(t, func(l lab) {
+				full := func(onDelete string) volume.ID {
+					id := l.create(onDelete, append(slices.Clone(pairs), "onDelete", onDelete)...)
+					l.w.s.put(id.Bucket, id.Prefix+"file", "x")
+					return id
+				}
+				id := full("requireEmpty")
+				l.want("requireEmpty", l.delete(id), fault.Precondition)
+				l.w.s.remove(id.Bucket, id.Prefix+"file", "")
+				l.want("empty", l.delete(id), fault.Unknown)
+				id = full("retain")
+				l.want("retain", l.delete(id), fault.Unknown)
+				if _, there := l.w.s.buckets[id.Bucket].get(id.Prefix + "file"); !there {
+					t.Error("the data is gone")
+				}
+				l.want("retain, again", l.delete(id), fault.Unknown)
+				for onDelete, want := range map[string]fault.Kind{"delete": fault.Precondition, "purge": fault.Unknown} {
+					if kind == "prefix" { // its versions do not keep it from being deleted
+						want = fault.Unknown
+					}
+					id := l.create(onDelete, append(slices.Clone(pairs), "onDelete", onDelete)...)
+					l.w.s.buckets[id.Bucket].versioned = true
+					l.w.s.put(id.Bucket, id.Prefix+"file", "x")
+					l.want(onDelete+" with versions", l.delete(id), want)
+				}
+				if kind == "bucket" {
+					id = full("requireEmpty")
+					l.w.s.buckets[id.Bucket].versioned = true
+					l.w.s.remove(id.Bucket, "file", "")
+					l.want("versions in a bucket that must be empty", l.delete(id), fault.Precondition)
+					l.w.s.buckets[id.Bucket].tags[records.TagOnDelete] = "maybe"
+					l.want("a tag that says nothing", l.delete(id), fault.Precondition)
+				}
+			})
+		})
+	}
+}
