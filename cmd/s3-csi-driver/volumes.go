@@ -54,5 +54,5 @@ func volumes(ctx context.Context, o driver.Options, version string) (inventory.D
 		return inventory.Document{}, err
 	}
 	owner := records.Owner{Driver: o.Common.DriverName, Cluster: o.Controller.ClusterID}
-	return inventory.New(owner, entries, unread, o.Volumes.All, time.Now()), nil
+	return inventory.New(inventory.Found{Owner: owner, Entries: entries, Unread: unread, Time: time.Now()}, o.Volumes.All), nil
 }

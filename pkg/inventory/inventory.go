@@ -88,12 +88,20 @@ type Unread struct {
 // unreadable is the state of a record that cannot be read.
 const unreadable = "unreadable"
 
-// New returns the document of an inventory. Tombstones and reservations are left out unless all is set.
-func New(owner records.Owner, entries []list.Entry, unread []list.Unread, all bool, now time.Time) Document {
-	d := Document{Version: Version, Owner: Owner(owner), Time: now.UTC(), Volumes: []Volume{}}
+// Found is what a controller found.
+type Found struct {
+	Owner   records.Owner // whose records are the controller's
+	Entries []list.Entry
+	Unread  []list.Unread
+	Time    time.Time
+}
+
+// New returns the document of what was found. Tombstones and reservations are left out unless all is set.
+func New(f Found, all bool) Document {
+	d := Document{Version: Version, Owner: Owner(f.Owner), Time: f.Time.UTC(), Volumes: []Volume{}}
 	ready := map[string]int{}
 	volumes := map[string]bool{}
-	for _, e := range entries {
+	for _, e := range f.Entries {
 		switch {
 		case e.Kind == list.KindSnapshot && e.State == records.StateReady:
 			ready[e.Source]++
@@ -101,27 +109,27 @@ func New(owner records.Owner, entries []list.Entry, unread []list.Unread, all bo
 			volumes[e.ID] = true
 		}
 	}
-	for _, e := range entries {
+	for _, e := range f.Entries {
 		ended := e.Err == nil && (e.State == records.StateDeleted || e.Kind == list.KindReservation)
 		switch {
 		case ended && !all:
 		case e.Kind != list.KindSnapshot:
-			d.Volumes = append(d.Volumes, volumeOf(e, owner, ready[e.ID], now))
+			d.Volumes = append(d.Volumes, f.volumeOf(e, ready[e.ID]))
 		case all || e.State != records.StateReady || !volumes[e.Source]:
-			d.Snapshots = append(d.Snapshots, snapshotOf(e, owner, now))
+			d.Snapshots = append(d.Snapshots, f.snapshotOf(e))
 		}
 	}
-	for _, u := range unread {
+	for _, u := range f.Unread {
 		d.Unread = append(d.Unread, Unread{u.Backend, u.Bucket, u.Err.Error()})
 	}
 	return d
 }
 
-func volumeOf(e list.Entry, owner records.Owner, snapshots int, now time.Time) Volume {
+func (f Found) volumeOf(e list.Entry, snapshots int) Volume {
 	v := Volume{
-		ID: e.ID, Name: e.Name, Backend: e.Backend, Bucket: e.Bucket, Record: e.Key, Owner: Owner(e.Owner), Own: e.Err == nil && e.Owner == owner,
+		ID: e.ID, Name: e.Name, Backend: e.Backend, Bucket: e.Bucket, Record: e.Key, Owner: Owner(e.Owner), Own: e.Err == nil && e.Owner == f.Owner,
 		State: stateOf(e), OnDelete: e.OnDelete, CapacityBytes: e.Bytes, Source: e.Source, Created: e.Created, Updated: e.Updated, Snapshots: snapshots,
-		Problem: problemOf(e, now),
+		Problem: f.problemOf(e),
 	}
 	if id, err := volume.ParseID(e.ID); err == nil {
 		v.Prefix = id.Prefix
@@ -132,10 +140,10 @@ func volumeOf(e list.Entry, owner records.Owner, snapshots int, now time.Time) V
 	return v
 }
 
-func snapshotOf(e list.Entry, owner records.Owner, now time.Time) Snapshot {
+func (f Found) snapshotOf(e list.Entry) Snapshot {
 	return Snapshot{
-		ID: e.ID, Name: e.Name, Backend: e.Backend, Bucket: e.Bucket, Record: e.Key, Owner: Owner(e.Owner), Own: e.Err == nil && e.Owner == owner,
-		State: stateOf(e), Source: e.Source, Bytes: e.Bytes, Changed: e.Changed, Created: e.Created, Updated: e.Updated, Problem: problemOf(e, now),
+		ID: e.ID, Name: e.Name, Backend: e.Backend, Bucket: e.Bucket, Record: e.Key, Owner: Owner(e.Owner), Own: e.Err == nil && e.Owner == f.Owner,
+		State: stateOf(e), Source: e.Source, Bytes: e.Bytes, Changed: e.Changed, Created: e.Created, Updated: e.Updated, Problem: f.problemOf(e),
 	}
 }
 
@@ -147,7 +155,7 @@ func stateOf(e list.Entry) string {
 }
 
 // problemOf returns why something looks orphaned or stuck.
-func problemOf(e list.Entry, now time.Time) string {
+func (f Found) problemOf(e list.Entry) string {
 	if e.Err != nil {
 		return e.Err.Error()
 	}
@@ -155,13 +163,14 @@ func problemOf(e list.Entry, now time.Time) string {
 		return "it could not be made: " + e.Failure
 	}
 	since := cmp.Or(e.Updated, e.Created)
-	if since.IsZero() || now.Sub(since) < stuck { // tags have no times
+	if since.IsZero() || f.Time.Sub(since) < stuck { // tags have no times
 		return ""
 	}
-	took := table.Span(now.Sub(since))
+	took := table.Span(f.Time.Sub(since))
 	switch e.State {
 	case records.StateDeleting:
-		return "its deletion has not finished for " + took + ": no controller works on it, or S3 refuses it; delete its PersistentVolume or VolumeSnapshotContent again, or read the controller's log"
+		return "its deletion has not finished for " + took + ": no controller works on it, or S3 refuses it; delete its PersistentVolume or " +
+			"VolumeSnapshotContent again, or read the controller's log"
 	case records.StateFilling:
 		return "its content has not been complete for " + took + ": it is a large copy, or a creation that failed; read the events of its claim"
 	case records.StateCutting, records.StateCopying:
@@ -174,14 +183,15 @@ func problemOf(e list.Entry, now time.Time) string {
 func (d Document) Text(w io.Writer) error {
 	volumes := table.New("VOLUME", "STATE", "OWNER", "SIZE", "AGE", "SNAPSHOTS", "ONDELETE")
 	for _, v := range d.Volumes {
-		volumes.Row(cmp.Or(v.ID, v.Backend+":"+v.Bucket+"/"+v.Record), v.State, d.owner(v.Own, v.Owner), size(v.CapacityBytes), d.age(v.Created), fmt.Sprint(v.Snapshots), v.OnDelete)
+		volumes.Row(cmp.Or(v.ID, v.Backend+":"+v.Bucket+"/"+v.Record), v.State, v.Owner.text(v.Own), size(v.CapacityBytes), d.age(v.Created),
+			fmt.Sprint(v.Snapshots), v.OnDelete)
 		if v.Problem != "" {
 			volumes.Note(v.Problem)
 		}
 	}
 	snapshots := table.New("SNAPSHOT", "STATE", "OWNER", "SIZE", "AGE", "SOURCE")
 	for _, s := range d.Snapshots {
-		snapshots.Row(cmp.Or(s.ID, s.Backend+":"+s.Bucket+"/"+s.Record), s.State, d.owner(s.Own, s.Owner), size(s.Bytes), d.age(s.Created), s.Source)
+		snapshots.Row(cmp.Or(s.ID, s.Backend+":"+s.Bucket+"/"+s.Record), s.State, s.Owner.text(s.Own), size(s.Bytes), d.age(s.Created), s.Source)
 		if s.Problem != "" {
 			snapshots.Note(s.Problem)
 		}
@@ -211,7 +221,7 @@ func (d Document) Text(w io.Writer) error {
 	return err
 }
 
-func (d Document) owner(own bool, o Owner) string {
+func (o Owner) text(own bool) string {
 	switch {
 	case own:
 		return "this"

@@ -11,6 +11,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 )
 
+const all = true
+
 var (
 	now   = time.Date(2027, 3, 1, 12, 0, 0, 0, time.UTC)
 	owner = records.Owner{Driver: "s3.csi.driver", Cluster: "prod"}
@@ -27,8 +29,9 @@ func entry(kind list.Kind, name string, state records.State, age time.Duration) 
 	return e
 }
 
-func TestOrphansAreShown(t *testing.T) {
-	foreign, misplaced, broken := entry(list.KindVolume, "foreign", records.StateActive, time.Hour), entry(list.KindVolume, "copied", records.StateActive, time.Hour), entry(list.KindVolume, "broken", "", 0)
+func TestInventory_ShowsOrphans(t *testing.T) {
+	foreign, misplaced := entry(list.KindVolume, "foreign", records.StateActive, time.Hour), entry(list.KindVolume, "copied", records.StateActive, time.Hour)
+	broken := entry(list.KindVolume, "broken", "", 0)
 	foreign.Owner.Cluster = "other"
 	misplaced.ID = "default:elsewhere/copied/"
 	broken.ID, broken.Err = "", errors.New("not a record")
@@ -37,14 +40,14 @@ func TestOrphansAreShown(t *testing.T) {
 	of := entry(list.KindSnapshot, "of-gone", records.StateReady, time.Minute)
 	of.Source, of.Changed = "default:data/gone/", 7
 	bucket := list.Entry{Kind: list.KindVolume, Backend: "default", Bucket: "own", ID: "default:own", Owner: owner, State: records.StateDeleting}
-	d := New(owner, []list.Entry{
+	d := New(Found{Owner: owner, Time: now, Entries: []list.Entry{
 		entry(list.KindVolume, "well", records.StateActive, 48*time.Hour), foreign, misplaced, broken, bucket,
 		entry(list.KindVolume, "deleting", records.StateDeleting, 59*time.Minute), entry(list.KindVolume, "stuck", records.StateDeleting, 61*time.Minute),
 		entry(list.KindVolume, "filling", records.StateFilling, 59*time.Minute), entry(list.KindVolume, "unfilled", records.StateFilling, 61*time.Minute),
 		entry(list.KindVolume, "gone", records.StateDeleted, 48*time.Hour), entry(list.KindReservation, "base", records.StateReserved, 0),
 		entry(list.KindSnapshot, "s1", records.StateReady, time.Hour), entry(list.KindSnapshot, "s2", records.StateReady, time.Hour),
 		failed, of, entry(list.KindSnapshot, "copying", records.StateCopying, 61*time.Minute),
-	}, []list.Unread{{Backend: "lab", Err: errors.New("denied")}}, false, now)
+	}, Unread: []list.Unread{{Backend: "lab", Err: errors.New("denied")}}}, !all)
 
 	problems := map[string]bool{
 		"well": false, "foreign": false, "copied": true, "broken": true, "": false, "deleting": false, "stuck": true, "filling": false, "unfilled": true,
@@ -94,11 +97,11 @@ func TestOrphansAreShown(t *testing.T) {
 	}
 }
 
-func TestAllShowsTombstonesAndReservations(t *testing.T) {
-	d := New(owner, []list.Entry{
+func TestInventory_AllShowsTombstonesAndReservations(t *testing.T) {
+	d := New(Found{Owner: owner, Time: now, Entries: []list.Entry{
 		entry(list.KindVolume, "gone", records.StateDeleted, 48*time.Hour), entry(list.KindReservation, "base", records.StateReserved, 48*time.Hour),
 		entry(list.KindVolume, "well", records.StateActive, 0), entry(list.KindSnapshot, "s1", records.StateReady, time.Hour),
-	}, nil, true, now)
+	}}, all)
 	if len(d.Volumes) != 3 || len(d.Snapshots) != 1 {
 		t.Errorf("%+v", d)
 	}

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
@@ -24,6 +26,8 @@ const (
 	names     = 2
 	// shared is the bucket of prefix volumes and their snapshots, snaps that of other snapshots.
 	shared, snaps = "shared", "snapshots"
+	// base is the base prefix of some volumes.
+	base = "vol-0/"
 	// threshold is the size from which objects are copied in parts.
 	threshold = 16
 )
@@ -123,6 +127,7 @@ type model struct {
 type creation struct {
 	ask   func(*process) *call
 	first int  // the change of the service before the first call
+	base  bool // below the base prefix
 	open  bool // the orchestrator asks again
 }
 
@@ -281,11 +286,19 @@ func final(err error) bool {
 	return fault.KindOf(err).Permanent() || fault.Is(err, fault.Unknown)
 }
 
-// parameters are those of a class of volumes. The last ones have a bucket of their own.
+// classes is the number of kinds of volumes.
+const classes = 9
+
+// parameters are those of a class of volumes. The classes 3 to 5 and 7 have a bucket of their own. The base prefix of the last one is the name of a
+// volume.
 func (m *model) parameters(s step, name string, content volume.Content) (volume.Parameters, bool) {
-	given := map[string]string{"backend": "lab", "onDelete": []string{"delete", "requireEmpty", "retain"}[s.Class%3]}
-	if s.Class < 3 {
+	given := map[string]string{"backend": "lab", "onDelete": []string{"delete", "requireEmpty", "retain", "delete", "requireEmpty", "retain", "purge",
+		"purge", "delete"}[s.Class]}
+	if s.Class < 3 || s.Class == 6 {
 		given["bucketName"] = shared
+	}
+	if s.Class == 8 {
+		given["bucketName"], given["prefix"] = shared, base
 	}
 	if s.Do == restoreDirect {
 		given["bucketName"], given["snapshotAccess"] = content.Snapshot.Bucket, "direct"
@@ -313,7 +326,7 @@ func (m *model) create(p *process, s step, name string, content volume.Content) 
 	m.contents[digest] = params
 	c := m.creations[name+" "+digest]
 	if c == nil {
-		c = &creation{first: m.s.seq}
+		c = &creation{first: m.s.seq, base: s.Class == 8}
 		m.creations[name+" "+digest] = c
 		c.ask = func(p *process) *call { return m.ask(p, s, name, params, c) }
 	}
@@ -336,7 +349,8 @@ func (m *model) ask(p *process, s step, name string, params volume.Parameters, o
 			return slices.ContainsFunc(seen, func(e entry) bool { return e.is(id.String(), records.StateActive) && e.digest == digest })
 		}, func() bool {
 			return slices.ContainsFunc(seen, func(e entry) bool {
-				return e.id != "" && (e.digest != digest && e.state != records.StateDeleted || e.state == records.StateDeleted && params.BucketName == "")
+				return e.state == records.StateReserved || e.id != "" && (e.digest != digest && e.state != records.StateDeleted ||
+					e.state == records.StateDeleted && params.BucketName == "")
 			})
 		}, params.Content)
 		if c.killed || c.err != nil {
@@ -366,6 +380,8 @@ func (m *model) judgeCreation(c *call, of *creation, id string, made, taken func
 		m.fail("%s: %s was returned, and was not there", c.what, id)
 	case c.err == nil:
 	case kind == fault.Exists && taken():
+	case kind == fault.Precondition && of.base && slices.ContainsFunc(m.during(shared+"/"+records.Key(strings.Trim(base, "/")), 0, c.to),
+		func(e entry) bool { return e.id != "" }):
 	case kind == fault.NotFound && m.missing(source, of.first, c.to):
 	case kind == fault.Precondition && m.archived && source != (volume.Content{}):
 	default:
@@ -442,7 +458,17 @@ func (m *model) remove(p *process, s step, v volume.ID) {
 	}
 	m.delete(p, s, v.String(), place(v), func(ctx context.Context, p *process) error {
 		return p.Delete(ctx, provision.DeleteRequest{ID: v})
-	}, func(e entry) bool { return e.onDelete == volume.OnDeleteRequireEmpty })
+	}, func(e entry) bool { return e.onDelete == volume.OnDeleteRequireEmpty && m.wasUsed(v) })
+}
+
+// wasUsed reports whether anything but the driver's own test objects was ever in a volume.
+func (m *model) wasUsed(v volume.ID) bool {
+	for path := range m.s.past {
+		if key, ok := strings.CutPrefix(path, v.Bucket+"/"); ok && strings.HasPrefix(key, v.Prefix) && !strings.HasPrefix(key, buckets.Probes) {
+			return true
+		}
+	}
+	return false
 }
 
 func (m *model) removeSnap(p *process, s step, id volume.SnapshotID) {
@@ -662,7 +688,7 @@ func (m *model) owned(bucket, key string) {
 	rest, reserved := strings.CutPrefix(key, volume.RecordPrefix+"/")
 	kind, rest, _ := strings.Cut(rest, "/")
 	rest, _, _ = strings.Cut(rest, "/")
-	top, _, _ := strings.Cut(key, "/")
+	top := topOf(key)
 	var e entry
 	id := ""
 	switch {
@@ -702,7 +728,7 @@ func (m *model) owned(bucket, key string) {
 
 // placeOf returns where the record of the volume or snapshot is to which a key belongs.
 func (m *model) placeOf(bucket, key string) string {
-	top, _, _ := strings.Cut(key, "/")
+	top := path.Base(topOf(key))
 	if rest, ok := strings.CutPrefix(key, volume.SnapshotsPrefix); ok {
 		return bucket + "/" + records.SnapshotKey(strings.Split(rest, "@")[0])
 	}

@@ -137,9 +137,18 @@ func (o *oracle) touched(bucket, key string, written bool) {
 	case o.own(bucket):
 		o.touchedVolume(volume.ID{Backend: "lab", Bucket: bucket}, key, written)
 	default:
-		top, _, _ := strings.Cut(key, "/")
-		o.touchedVolume(volume.ID{Backend: "lab", Bucket: bucket, Prefix: top + "/"}, key, written)
+		o.touchedVolume(volume.ID{Backend: "lab", Bucket: bucket, Prefix: topOf(key) + "/"}, key, written)
 	}
+}
+
+// topOf returns the directory of the volume in which a key is.
+func topOf(key string) string {
+	top, _, _ := strings.Cut(key, "/")
+	if inner, ok := strings.CutPrefix(key, base+"vol-"); ok {
+		inner, _, _ = strings.Cut(inner, "/")
+		top += "/vol-" + inner
+	}
+	return top
 }
 
 func (o *oracle) touchedVolume(id volume.ID, key string, written bool) {
@@ -213,6 +222,8 @@ func (o *oracle) add(at string, e entry) {
 		o.fail("process %d: %s: from %s %s to %s %s: %s", o.s.by.n, at, old.id, old.state, e.id, e.state, why)
 	}
 	switch {
+	case old.state == records.StateReserved:
+		step("a directory of a base prefix became a volume")
 	case e.state == records.StateReserved:
 	case e.id == "" && old.state != records.StateDeleting:
 		step("the bucket of a volume was removed that was not being deleted")
@@ -254,6 +265,11 @@ func (o *oracle) empty(at string, e entry) {
 	for _, prefix := range prefixes {
 		if left := o.left(bucket, prefix); len(left) > 0 {
 			o.fail("%s was deleted, and there is %q", e.id, left)
+		}
+		for key := range o.s.buckets[bucket].objects {
+			if e.onDelete == volume.OnDeletePurge && strings.HasPrefix(key, prefix) {
+				o.fail("%s was purged, and there are versions of %q", e.id, key)
+			}
 		}
 	}
 }

@@ -71,10 +71,11 @@ type Options struct {
 
 // Provisioner creates, changes and deletes volumes. All methods may be called concurrently.
 type Provisioner struct {
-	*create.Creator
-	*remove.Remover  // Lookup
-	*list.Lister     // CanList, List and Get
+	*records.Finder  // Lookup and LookupPlace
+	*list.Lister     // CanList, List, Get and Inventory
 	*modify.Modifier // Modify
+	creator          *create.Creator
+	remover          *remove.Remover
 	snapshots        *snapshot.Maker
 	fills            *fill.Filler
 	copies           *runs.Queue
@@ -85,23 +86,23 @@ type Provisioner struct {
 // until it is complete.
 func (p *Provisioner) Create(ctx context.Context, r CreateRequest) (volume.ID, error) {
 	if r.Parameters.Content == (volume.Content{}) {
-		return p.Creator.Create(ctx, r)
+		return p.creator.Create(ctx, r)
 	}
 	if err := p.fills.Failure(r.Name, r.Parameters); err != nil {
 		return volume.ID{}, err
 	}
-	f := fill.Request{Parameters: r.Parameters, Options: r.Options, Keys: r.Keys, RoleARN: r.RoleARN}
-	r.Check = func(ctx context.Context) error { return p.fills.Check(ctx, f) }
-	id, err := p.Creator.Create(ctx, r)
+	f := fill.Request{Parameters: r.Parameters, Options: r.Options}
+	r.Check = func(ctx context.Context, a identity.Access) error { return p.fills.Check(ctx, a, f) }
+	r.Fill = func(ctx context.Context, a identity.Access, id volume.ID) error {
+		f.ID = id
+		return p.fills.Fill(ctx, a, f)
+	}
+	id, err := p.creator.Create(ctx, r)
 	if deleting := (*create.DeletingError)(nil); errors.As(err, &deleting) {
 		// It may be a volume that could not be filled. The process that deletes it may have been killed, and no caller asks for its deletion.
 		return volume.ID{}, p.resumeDeletion(ctx, r, deleting.VolumeID, err)
 	}
-	if err != nil {
-		return volume.ID{}, err
-	}
-	f.ID = id
-	return id, p.fills.Fill(ctx, f)
+	return id, err
 }
 
 // resumeDeletion continues the deletion of an earlier volume of the request's name, and returns why, or a failure.
@@ -110,7 +111,7 @@ func (p *Provisioner) resumeDeletion(ctx context.Context, r CreateRequest, volum
 	if err != nil || id.Backend != r.Parameters.Backend || id.Bucket != r.Parameters.BucketFor(r.Name) {
 		return why
 	}
-	if err := p.Remover.Delete(ctx, DeleteRequest{ID: id, Keys: r.Keys, RoleARN: r.RoleARN, Unfilled: true}); err != nil {
+	if err := p.remover.DeleteUnfilled(ctx, DeleteRequest{ID: id, Keys: r.Keys, RoleARN: r.RoleARN}); err != nil {
 		return err
 	}
 	return why
@@ -121,14 +122,14 @@ func (p *Provisioner) Delete(ctx context.Context, r DeleteRequest) error {
 	if err := p.copies.Stop(ctx, fill.RunID(r.ID)); err != nil {
 		return err
 	}
-	return p.Remover.Delete(ctx, r)
+	return p.remover.Delete(ctx, r)
 }
 
 // Run executes deletions and copies until ctx ends. The next call of any process continues unfinished ones. Run can be called once.
 func (p *Provisioner) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	defer context.AfterFunc(ctx, p.copier.End)()
-	g.Go(func() error { return p.Remover.Run(ctx) })
+	g.Go(func() error { return p.remover.Run(ctx) })
 	g.Go(func() error { return p.copies.Run(ctx) })
 	return g.Wait()
 }
@@ -143,7 +144,7 @@ func (p *Provisioner) DeleteSnapshot(ctx context.Context, r DeleteSnapshotReques
 	if err := p.copies.Stop(ctx, snapshot.RunID(r.ID)); err != nil {
 		return err
 	}
-	return p.Remover.DeleteSnapshot(ctx, r)
+	return p.remover.DeleteSnapshot(ctx, r)
 }
 
 // GetSnapshot returns a snapshot; NotFound: there is none.
@@ -178,7 +179,7 @@ type Volume = list.Volume
 type CreateRequest = create.Request
 
 // DeleteRequest is a request to delete a volume.
-type DeleteRequest = remove.Request
+type DeleteRequest = records.Request
 
 // ModifyRequest is a request to change a volume.
 type ModifyRequest = modify.Request
@@ -187,7 +188,7 @@ type ModifyRequest = modify.Request
 type Change = modify.Change
 
 // LookupRequest is a request to check that a volume exists.
-type LookupRequest = remove.Request
+type LookupRequest = records.Request
 
 // New returns a Provisioner. It starts nothing: deletions wait for Run.
 func New(o Options) (*Provisioner, error) {
@@ -221,29 +222,33 @@ func New(o Options) (*Provisioner, error) {
 	store := records.NewStore(who, opener, o.Now)
 	claims := runs.NewClaims(cmp.Or(o.CopyLag, copier.Lag))
 	eraser := erase.New(opener, o.Workers)
+	finder := &records.Finder{Identities: identities, Opener: opener, Records: store}
 	p := &Provisioner{
-		Creator: &create.Creator{
+		Finder: finder,
+		creator: &create.Creator{
 			Identities: identities, Clients: o.Clients, Service: o.Buckets, Opener: opener, Records: store,
 			Proofs: proofs.New(identities, o.Clients, o.Buckets, o.Now),
 		},
-		Remover: remove.New(remove.Options{
-			Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Eraser: eraser, Claims: claims, Runs: o.Runs,
-		}),
+		remover: remove.New(remove.Remover{
+			Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Eraser: eraser, Claims: claims,
+		}, o.Runs),
 		Lister:   &list.Lister{Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store},
 		Modifier: &modify.Modifier{Identities: identities, Opener: opener, Records: store, Service: o.Buckets},
 		copies:   runs.New(DefaultCopies),
 		copier:   copier.New(copier.Options{Store: store, Uploads: opener, Workers: o.CopyWorkers, Threshold: o.CopyThreshold, CheckEvery: o.CopyCheckEvery}),
 	}
+	copies := copier.Services{Identities: identities, Clients: o.Clients, Opener: opener, Copier: p.copier, Eraser: eraser, Claims: claims}
 	p.snapshots = snapshot.New(snapshot.Options{
-		Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Eraser: eraser, Runs: p.copies, Volumes: p.Remover,
-		NotVolume: p.Creator.NotBucketVolume,
-		Copier:    p.copier,
-		ClockSkew: o.ClockSkew,
-		Claims:    claims,
+		Config: o.Config, Copies: copies, Records: store, Finder: finder, Runs: p.copies, ClockSkew: o.ClockSkew, NotVolume: p.creator.NotBucketVolume,
+		Delete: func(ctx context.Context, id volume.SnapshotID, who identity.Identity, failure string) error {
+			return p.remover.DeleteSnapshot(ctx, remove.SnapshotRequest{ID: id, Keys: who.Keys, RoleARN: who.Role, Failure: failure})
+		},
 	})
 	p.fills = fill.New(fill.Options{
-		Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Copier: p.copier, Eraser: eraser, Runs: p.copies, Volumes: p.Remover,
-		Snapshots: p.snapshots, Claims: claims,
+		Copies: copies, Records: store, Runs: p.copies, Snapshots: p.snapshots,
+		Delete: func(ctx context.Context, id volume.ID, who identity.Identity) error {
+			return p.remover.DeleteUnfilled(ctx, DeleteRequest{ID: id, Keys: who.Keys, RoleARN: who.Role})
+		},
 	})
 	return p, nil
 }

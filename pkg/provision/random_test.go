@@ -39,7 +39,7 @@ func histories() *rapid.Generator[history] {
 			}).Draw(t, "do"),
 			On:       rapid.IntRange(0, processes-1).Draw(t, "on"),
 			Name:     rapid.IntRange(0, names-1).Draw(t, "name"),
-			Class:    rapid.IntRange(0, 5).Draw(t, "class"),
+			Class:    rapid.IntRange(0, classes-1).Draw(t, "class"),
 			Of:       rapid.IntRange(0, 3).Draw(t, "of"),
 			Requests: rapid.SampledFrom([]int{1000, 1000, 1000, 1000, 1000, 1000, 0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 30}).Draw(t, "requests"),
 			Of1:      often(2, 1, 2, 3).Draw(t, "of1"),

@@ -20,6 +20,7 @@ import (
 type service struct {
 	buckets  map[string]*bucket
 	pageSize int
+	dropTags bool // at the creation of a bucket
 	// copies is what the service does with the condition that the target of a copy does not exist.
 	copies conditions
 	seq    int // counts changes
@@ -196,7 +197,11 @@ func (s *service) do(operation string, r *http.Request, body []byte) answer {
 		if b != nil {
 			return fails(http.StatusConflict, "BucketAlreadyOwnedByYou")
 		}
-		s.make(name, readTags(body))
+		tags := readTags(body)
+		if s.dropTags {
+			tags = nil
+		}
+		s.make(name, tags)
 		return answer{}
 	}
 	if b == nil {

@@ -35,6 +35,9 @@ type world struct {
 	calls     []*call // that have no answer yet
 	running   sync.WaitGroup
 	failure   error // the first violation
+	sent      map[string]int
+	denied    []string // operations that are not allowed
+	lacking   []string // operations that the service does not have
 
 	mu      sync.Mutex
 	pending []*request
@@ -49,6 +52,7 @@ type process struct {
 	*provision.Provisioner
 	w    *world
 	n    int
+	s3   *backend.Clients
 	life context.Context
 	end  context.CancelFunc
 	dead chan struct{} // closed when the process was killed
@@ -90,7 +94,7 @@ type call struct {
 }
 
 func newWorld() *world {
-	w := &world{s: newService(), news: make(chan struct{}, 1)}
+	w := &world{s: newService(), sent: map[string]int{}, news: make(chan struct{}, 1)}
 	var err error
 	if w.config, err = backend.ParseConfig([]byte("backends: {lab: {endpoint: 'http://192.0.2.1', region: us-east-1, addressing: path}}"), "", ""); err != nil {
 		panic(err)
@@ -119,6 +123,7 @@ func (w *world) process(n int) *process {
 	if err != nil {
 		panic(err)
 	}
+	p.s3 = clients
 	validator, err := backend.NewBuckets(clients, nil)
 	if err != nil {
 		panic(err)
@@ -334,7 +339,13 @@ func (w *world) drop(r *request) {
 func (w *world) carryOut(r *request, lost error) {
 	w.drop(r)
 	w.s.by = r.p
-	a := w.s.do(r.operation, r.http, r.body)
+	w.sent[r.operation]++
+	a := fails(http.StatusForbidden, "AccessDenied")
+	if slices.Contains(w.lacking, r.operation) {
+		a = fails(http.StatusNotImplemented, "NotImplemented")
+	} else if !slices.Contains(w.denied, r.operation) {
+		a = w.s.do(r.operation, r.http, r.body)
+	}
 	w.s.by = nil
 	debug("%6d %s: %d %s", w.s.seq, r, a.status, a.code)
 	r.answer <- reply{a.response(r.http), lost}

@@ -2,7 +2,6 @@ package controller
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
@@ -97,13 +96,6 @@ func TestAVolumeIsNotGoneBecauseItsBucketWasNotThereAMomentAgo(t *testing.T) {
 				e.same("data", at.keysBelow(id.Prefix), nil)
 			}
 		}
-	})
-}
-
-func TestAnAccessPointThatIsGoneIsNotItsBucketsEnd(t *testing.T) {
-	one(t, func(t *testing.T, e *env) {
-		id := volume.ID{Backend: "lab", Bucket: strings.ToLower(e.bucket) + "-s3alias", Prefix: "v/"}
-		e.want(e.process().tryDelete(id), fault.Precondition, "access point", "nothing is deleted")
 	})
 }
 

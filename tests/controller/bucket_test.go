@@ -67,35 +67,6 @@ func TestTagsOfOperatorsAreKept(t *testing.T) {
 	})
 }
 
-func TestAForeignBucketIsNeverTouched(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		untagged, tagged, empty := e.bucket+"-untagged", e.bucket+"-tagged", e.bucket+"-empty"
-		for _, bucket := range []string{untagged, tagged, empty} {
-			e.makeBucket(bucket)
-		}
-		e.retag(tagged, map[string]string{"team": "a"})
-		e.in(untagged).put("data")
-		p, adopting := e.process(), e.process(settings("adoptUntaggedBuckets: true"))
-		for _, name := range []string{"untagged", "tagged"} {
-			e.want(p.tryCreate(name, e.own()...), fault.Exists, "bucketNamePrefix")
-			e.want(adopting.tryCreate(name, e.own()...), fault.Exists)
-		}
-		if tags := e.bucketTags(untagged); len(tags) != 0 {
-			t.Errorf("tags %v", tags)
-		}
-		e.want(p.tryDelete(volume.ID{Backend: "lab", Bucket: untagged}), fault.Precondition, "nothing is deleted")
-		p.delete(volume.ID{Backend: "lab", Bucket: tagged}) // empty: there is no such volume
-		if !e.bucketExists(tagged) {
-			t.Error("a foreign bucket is gone")
-		}
-		e.same("data", e.in(untagged).keysBelow(""), []string{"data"})
-
-		// An empty one without tags is adopted on request.
-		adopting.delete(adopting.create("empty", e.own()...))
-		e.gone(empty)
-	})
-}
-
 func TestServicesThatRefuseTagsAtCreation(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		p := e.process()
@@ -168,46 +139,6 @@ func TestAVersionedBucketVolumeNeedsPurge(t *testing.T) {
 		e.retag(id.Bucket, map[string]string{"s3.csi/on-delete": "purge", "s3.csi/state": ""})
 		p.delete(id)
 		e.gone(id.Bucket)
-	})
-}
-
-func TestABucketVolumeThatMustBeEmpty(t *testing.T) {
-	eachWay(t, func(t *testing.T, e *env) {
-		p := e.process()
-		id := p.create("v", e.own("onDelete", "requireEmpty")...)
-		at := e.in(id.Bucket)
-		at.put("data")
-		e.want(p.tryDelete(id), fault.Precondition, "not empty")
-		if s := e.bucketTags(id.Bucket)["s3.csi/state"]; s != "active" {
-			t.Errorf("state %q", s)
-		}
-		e.same("data", at.keysBelow(""), []string{"data"})
-		at.remove("data")
-		p.delete(id)
-		e.gone(id.Bucket)
-	})
-}
-
-func TestABucketCreationWhoseAnswerIsLost(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		p.hooks.set(func(h *hooks) {
-			h.after = func(_ int, operation string) error {
-				if operation == "CreateBucket" {
-					return cut()
-				}
-				return nil
-			}
-		})
-		id, err := p.ask("v", e.own()...)
-		if e.name == "minio" { // it has dropped the tags, so its owner is unknown
-			e.want(err, fault.Busy)
-			e.want(e.process().tryCreate("v", e.own()...), fault.Exists, "adoptUntaggedBuckets")
-			id = e.process(settings("adoptUntaggedBuckets: true")).create("v", e.own()...)
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		e.process().delete(id)
 	})
 }
 

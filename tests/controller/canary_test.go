@@ -63,7 +63,8 @@ func (s *secrets) Write(line []byte) (int, error) {
 func (s *secrets) watch(run func() int) (int, error) {
 	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(flags)
-	if err := errors.Join(flags.Set("logtostderr", "false"), flags.Set("alsologtostderr", "false"), flags.Set("stderrthreshold", "FATAL"), flags.Set("v", "10")); err != nil {
+	if err := errors.Join(flags.Set("logtostderr", "false"), flags.Set("alsologtostderr", "false"), flags.Set("stderrthreshold", "FATAL"), flags.Set("v",
+		"10")); err != nil {
 		return 0, err
 	}
 	klog.SetOutput(s)
@@ -73,7 +74,7 @@ func (s *secrets) watch(run func() int) (int, error) {
 	if c := s.found(text); c != "" {
 		return 1, fmt.Errorf("the secret %s is in the log", c)
 	}
-	if everything := flag.Lookup("test.run").Value.String() == ""; code == 0 && everything && !strings.Contains(text, "Deleting volume") {
+	if everything := flag.Lookup("test.run").Value.String() == ""; code == 0 && everything && !strings.Contains(text, "deleting volume") {
 		return 1, errors.New("the log was not watched")
 	}
 	return code, nil

@@ -2,14 +2,11 @@ package controller
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"os"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +18,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/copier"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
@@ -62,7 +60,8 @@ func (p *process) copying(options ...func(*copier.Options)) copying {
 // task copies from/ to to/.
 func (c copying) task() copier.Task {
 	return copier.Task{
-		Source: copier.Current{Of: copier.Place{Bucket: c.bucket, Prefix: "from/"}}, Target: copier.Place{Bucket: c.bucket, Prefix: "to/"}, Manifest: "manifest/", Progress: &copier.Progress{},
+		Source: copier.Current{Of: copier.Place{Bucket: c.bucket, Prefix: "from/"}}, Target: copier.Place{Bucket: c.bucket,
+			Prefix: "to/"}, Manifest: "manifest/", Progress: &copier.Progress{},
 	}
 }
 
@@ -114,7 +113,8 @@ func (e *env) copied(from, to string) {
 func TestACopyHasWhatTheSourceHas(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		// Keys whose order differs from that of files in directories, and those that need escapes.
-		keys := []string{"from/a", "from/a-b", "from/a.b/c", "from/a0", "from/d/", "from/d/e/f", "from/ä ö", "from/a+b", "from/a%20b", "from/a&b=c?d#e", "from/Z", "from/😀", "from/x/y/z/1"}
+		keys := []string{"from/a", "from/a-b", "from/a.b/c", "from/a0", "from/d/", "from/d/e/f", "from/ä ö", "from/a+b", "from/a%20b", "from/a&b=c?d#e",
+			"from/Z", "from/😀", "from/x/y/z/1"}
 		if e.name == "versitygw" { // one name cannot be a file and a directory
 			keys = append(keys, "from/b/x")
 		} else {
@@ -223,129 +223,12 @@ func (c copying) small() {
 	c.hooks.set(func(h *hooks) { h.pageSize = 3 })
 }
 
-func TestACopyKilledAnywhereIsContinuedByAnother(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		keys := numbered("from/", 8)
-		e.put(keys...)
-		big := strings.Repeat("x", 6<<20)
-		e.write("from/d02/large", big)
-		parts := func(o *copier.Options) { o.Threshold = 5 << 20 }
-		round := ""
-		task := func(c copying) copier.Task {
-			task := c.task()
-			task.Target.Prefix, task.Manifest = "to/"+round+"/", "manifest/"+round+"/"
-			return task
-		}
-		other := e.process().copying(parts)
-		for n := 1; ; n++ {
-			if n > 80 {
-				t.Fatal("the copy has no end")
-			}
-			round = fmt.Sprint("n", n)
-			c := e.process().copying(parts)
-			c.small()
-			c.dies(n)
-			_, err := c.run(task(c))
-			sent := len(c.hooks.sent())
-			if err != nil {
-				e.notFinal(round, err)
-			}
-			other.small()
-			totals, err := other.run(task(other))
-			if err != nil || totals.Objects != int64(len(keys)+1) || totals.Changed != 0 {
-				t.Fatalf("%s: %+v, %v", round, totals, err)
-			}
-			e.same(round, e.keysBelow("to/"+round+"/"), slices.Sorted(slices.Values(rebased(append(keys, "from/d02/large"), "from/", "to/"+round+"/"))))
-			e.same(round+": uploads", e.uploads(), []string{})
-			if sent < n {
-				return
-			}
-		}
-	})
-}
-
 func rebased(keys []string, from, to string) []string {
 	list := make([]string, len(keys))
 	for i, key := range keys {
 		list[i] = to + strings.TrimPrefix(key, from)
 	}
 	return list
-}
-
-func TestTwoControllersMakeOneCopy(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		e.put(numbered("from/", 40)...)
-		var totals [3]copier.Totals
-		var controllers [3]copying
-		for i := range controllers { // one after the other: each tests the service, and versitygw refuses tests that meet
-			controllers[i] = e.process().copying()
-			controllers[i].small()
-		}
-		errs := race(len(controllers), func(i int) (err error) {
-			totals[i], err = controllers[i].run(controllers[i].task())
-			return err
-		})
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
-		for i, have := range totals {
-			if have.Objects != 40 {
-				t.Errorf("%d: %+v", i, have)
-			}
-		}
-		e.copied("from/", "to/")
-	})
-}
-
-// What a writer does meanwhile is in the copy or not, but each object is whole, and the manifest says what is there.
-func TestAWriterDuringACopy(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		keys := numbered("from/", 30)
-		for _, key := range keys {
-			e.write(key, "first")
-		}
-		c := e.process().copying()
-		c.small()
-		reached, resume := c.holds(2, "CopyObject", false)
-		done := make(chan error, 1)
-		var totals copier.Totals
-		go func() {
-			var err error
-			totals, err = c.run(c.task())
-			done <- err
-		}()
-		<-reached
-		for i, key := range keys {
-			switch i % 3 {
-			case 0:
-				e.write(key, "second, which is longer")
-			case 1:
-				e.remove(key)
-			}
-		}
-		e.write("from/zzz", "new")
-		resume()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
-		have := e.contents("to/")
-		if have["zzz"] != "new" || int64(len(have)) != totals.Objects {
-			t.Errorf("%d objects are there, the manifest has %+v", len(have), totals)
-		}
-		for key, text := range have {
-			if text != "first" && text != "second, which is longer" && text != "new" {
-				t.Errorf("%s is %q", key, text)
-			}
-		}
-		for i, key := range keys {
-			if i%3 == 2 && have[strings.TrimPrefix(key, "from/")] != "first" {
-				t.Errorf("%s, which did not change, is missing", key)
-			}
-		}
-		if totals.Changed == 0 {
-			t.Error("no change was noticed")
-		}
-	})
 }
 
 func TestWhatCannotBeCopiedIsNamed(t *testing.T) {
@@ -355,7 +238,8 @@ func TestWhatCannotBeCopiedIsNamed(t *testing.T) {
 			status int
 			kind   fault.Kind
 		}{
-			"AccessDenied": {403, fault.Denied}, "InvalidObjectState": {403, fault.Precondition}, "KMS.DisabledException": {400, fault.Precondition}, "InvalidRequest": {400, fault.Precondition},
+			"AccessDenied": {403, fault.Denied}, "InvalidObjectState": {403, fault.Precondition}, "KMS.DisabledException": {400,
+				fault.Precondition}, "InvalidRequest": {400, fault.Precondition},
 		} {
 			p := e.process().copying()
 			p.refuse(c.status, code, "CopyObject")
@@ -462,14 +346,14 @@ func TestACopyAboveItsLimitsIsRefused(t *testing.T) {
 		e.put(numbered("from/", 10)...)
 		p := e.process().copying()
 		for _, limits := range []copier.Limits{{Objects: 9}, {Bytes: 9}} {
-			_, _, err := p.copier.Count(e.ctx(), p.task().Source, limits)
+			_, err := p.copier.Count(e.ctx(), p.task().Source, limits)
 			e.want(err, fault.OutOfRange, "10 objects", "10 bytes", "requests")
 			task := p.task()
 			task.Limits = limits
 			_, err = p.run(task)
 			e.want(err, fault.OutOfRange, "10 objects", "requests")
 		}
-		if totals, _, err := p.copier.Count(e.ctx(), p.task().Source, copier.Limits{Objects: 10, Bytes: 10}); err != nil || totals.Objects != 10 {
+		if totals, err := p.copier.Count(e.ctx(), p.task().Source, copier.Limits{Objects: 10, Bytes: 10}); err != nil || totals.Objects != 10 {
 			t.Errorf("%+v, %v", totals, err)
 		}
 	})
@@ -481,10 +365,11 @@ func (c copying) bareLoop(from, to string) (took time.Duration) {
 	began := time.Now()
 	next := make(chan string, 1000)
 	var wg sync.WaitGroup
-	for range c.copier.Workers {
+	for range provision.DefaultCopyWorkers {
 		wg.Go(func() {
 			for key := range next {
-				_, err := c.bucket.Client.CopyObject(c.life, &s3.CopyObjectInput{Bucket: c.bucket.Name(), Key: aws.String(to + key), CopySource: aws.String(c.e.bucket + "/" + key)})
+				_, err := c.bucket.Client.CopyObject(c.life, &s3.CopyObjectInput{Bucket: c.bucket.Name(), Key: aws.String(to + key),
+					CopySource: aws.String(c.e.bucket + "/" + key)})
 				if err != nil {
 					c.e.t.Error(err)
 				}

@@ -1,12 +1,10 @@
 package controller
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 func TestWarmCreateIsTwoRequests(t *testing.T) {
@@ -22,27 +20,6 @@ func TestWarmCreateIsTwoRequests(t *testing.T) {
 				t.Errorf("volume id %s, want %s", id, want)
 			}
 		}
-	})
-}
-
-// Data without a record has another owner: no volume takes it over, and no deletion removes it.
-func TestUnexplainedDataIsNotTouched(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p, other := e.process(), e.process(cluster("other"))
-		p.delete(p.create("next"))
-		taken := p.create("taken")
-		e.put("v/data", "next@2/data", "taken/data")
-		before := e.keysBelow("")
-		for _, name := range []string{"v", "next"} {
-			e.want(p.tryCreate(name), fault.Exists, "without a record of this driver")
-		}
-		e.want(p.tryDelete(e.params("v").ID("v", 1)), fault.Precondition, "nothing is deleted")
-		e.want(other.tryCreate("taken"), fault.Exists, "cluster test", "cluster other")
-		e.want(other.lookup(taken), fault.NotFound)
-		e.want(other.tryDelete(taken), fault.Precondition, "nothing is deleted")
-		e.same("objects", e.keysBelow(""), before)
-		e.state("next", "deleted")
-		e.state("taken", "active")
 	})
 }
 
@@ -68,8 +45,8 @@ func TestARecordThatCannotBeReadIsNotTouched(t *testing.T) {
 		p := e.process()
 		id := p.create("v")
 		e.put(id.Prefix+"data", ".s3-csi/volumes/v") // which is "x" now
-		e.want(p.tryCreate("v"), fault.Precondition, "not a volume record")
-		e.want(p.tryDelete(id), fault.Precondition, "not a volume record")
+		e.want(p.tryCreate("v"), fault.Precondition, "not a record")
+		e.want(p.tryDelete(id), fault.Precondition, "not a record")
 		if text := e.record("v"); text != "x" {
 			t.Errorf("the record was changed: %s", text)
 		}
@@ -86,104 +63,6 @@ func TestUnicodeNamesWork(t *testing.T) {
 			p.there(id)
 			p.delete(id)
 			e.same("data", e.keysBelow(id.Prefix), nil)
-		}
-	})
-}
-
-func TestALostAnswerToTheRecordsWriteIsResolved(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		for _, happened := range []bool{true, false} {
-			p := e.process()
-			p.create(fmt.Sprint("warm-", happened))
-			lost := 0
-			lose := func(_ int, operation string) error {
-				if operation == "PutObject" && lost == 0 {
-					lost++
-					return cut()
-				}
-				return nil
-			}
-			p.hooks.set(func(h *hooks) {
-				if h.log = nil; happened {
-					h.after = lose
-				} else {
-					h.before = lose
-				}
-			})
-			name := fmt.Sprint("v-", happened)
-			id := p.create(name, "uid", "1000")
-			e.state(name, "active")
-			e.put(id.Prefix + "data") // by a pod, before the next call
-			if again := e.process().create(name, "uid", "1000"); again != id {
-				t.Errorf("%s, then %s", id, again)
-			}
-			want := []string{"ListObjectsV2", "PutObject", "GetObject"}
-			if !happened {
-				want = append(want, "PutObject")
-			}
-			e.same("requests", p.hooks.sent(), want)
-		}
-	})
-}
-
-func TestAnUnknownOutcomeIsNeverFinal(t *testing.T) {
-	one(t, func(t *testing.T, e *env) {
-		p := e.process()
-		p.create("warm")
-		p.hooks.set(func(h *hooks) {
-			h.log = nil
-			h.after = func(n int, _ string) error {
-				if n >= 2 { // the record's write, and every look at what became of it
-					return cut()
-				}
-				return nil
-			}
-		})
-		e.want(p.tryCreate("v"), fault.Busy)
-		e.state("v", "active")
-		p.hooks.set(func(h *hooks) { h.after = nil })
-		p.create("v")
-
-		// The first attempt may still arrive, and the second one is refused.
-		writes := 0
-		p.refuse(403, "AccessDenied", "PutObject")
-		p.hooks.set(func(h *hooks) {
-			h.before = func(_ int, operation string) error {
-				if operation == "PutObject" {
-					if writes++; writes == 1 {
-						return cut()
-					}
-				}
-				return nil
-			}
-		})
-		e.want(p.tryCreate("w"), fault.Busy)
-		if writes != 2 {
-			t.Errorf("%d writes", writes)
-		}
-		p.refuse(409, "ConditionalRequestConflict", "PutObject")
-		e.want(p.tryCreate("w"), fault.Busy, "another controller")
-	})
-}
-
-func TestAnAbsentVolumeIsNotFoundAndIsDeleted(t *testing.T) {
-	eachWay(t, func(t *testing.T, e *env) {
-		p := e.process(notRunning) // no run is needed
-		at := func(bucket, prefix string) volume.ID {
-			return volume.ID{Backend: "lab", Bucket: bucket, Prefix: prefix}
-		}
-		gone := "not-there-" + e.bucket
-		for _, id := range []volume.ID{at(e.bucket, "v/"), at(e.bucket, "x/y/v@3/"), at(e.bucket, "x/no segment!/"), at(gone, "v/"), at(gone, ""), at(e.bucket, "")} {
-			e.want(p.lookup(id), fault.NotFound)
-			p.delete(id)
-		}
-		e.same("objects", e.keysBelow(""), nil)
-		if !e.bucketExists(e.bucket) {
-			t.Error("the bucket is gone")
-		}
-		p.there(p.create("v"))
-		for _, prefix := range []string{"w/", "x/v/", "v@2/", ""} {
-			e.want(p.lookup(at(e.bucket, prefix)), fault.NotFound)
 		}
 	})
 }

@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -59,122 +58,6 @@ func TestKeysThatXMLCannotHoldAreDeleted(t *testing.T) {
 	})
 }
 
-func TestANameComesBackInAPlaceOfItsOwn(t *testing.T) {
-	eachWay(t, func(t *testing.T, e *env) {
-		p := e.process()
-		first := p.create("v", "prefix", "base/")
-		e.put(first.Prefix + "data")
-		p.delete(first)
-		second := p.create("v", "prefix", "base/", "onDelete", "purge")
-		if want := "base/v@2/"; second.Prefix != want {
-			t.Fatalf("prefix %q, want %q", second.Prefix, want)
-		}
-		e.put(second.Prefix + "data")
-		// A late retry of the first one's deletion.
-		p.delete(first)
-		e.same("data", e.keysBelow("base/"), []string{"base/v@2/data"})
-		e.state("v", "active")
-		p.delete(second)
-		e.same("data", e.keysBelow("base/"), nil)
-		if third := p.create("v", "onDelete", "retain"); third.Prefix != "v@3/" {
-			t.Errorf("prefix %q, want v@3/", third.Prefix)
-		}
-	})
-}
-
-func TestRetainKeepsTheData(t *testing.T) {
-	eachWay(t, func(t *testing.T, e *env) {
-		p := e.process()
-		id := p.create("v", "onDelete", "retain")
-		e.put(id.Prefix + "data")
-		p.delete(id)
-		p.delete(id)
-		e.same("data", e.keysBelow("v"), []string{"v/data"})
-		e.state("v", "deleted")
-		next := p.create("v", "prefix", "base/")
-		if next.Prefix != "base/v@2/" {
-			t.Errorf("prefix %q, want base/v@2/", next.Prefix)
-		}
-		// Late retries.
-		p.delete(id)
-		p.delete(next)
-		p.create("v")
-		p.delete(next)
-		p.delete(id)
-		e.state("v", "active")
-		e.same("data", e.keysBelow("v"), []string{"v/data"})
-	})
-}
-
-// What a node can mount without a record: data of others, or retained data; not a volume that is empty or was deleted.
-func TestPlacesOfStaticVolumes(t *testing.T) {
-	eachWay(t, func(t *testing.T, e *env) {
-		p := e.process()
-		at := func(bucket, prefix string) volume.ID {
-			return volume.ID{Backend: "lab", Bucket: bucket, Prefix: prefix}
-		}
-		kept, dropped := p.create("kept", "onDelete", "retain"), p.create("dropped")
-		e.put("others/data", kept.Prefix+"data", dropped.Prefix+"data")
-		p.delete(kept)
-		p.delete(dropped)
-		for _, id := range []volume.ID{at(e.bucket, ""), at(e.bucket, "others/"), kept} {
-			if err := p.lookupPlace(id); err != nil {
-				t.Errorf("%s: %v", id, err)
-			}
-		}
-		for _, id := range []volume.ID{at("absent-bucket", ""), at("absent-bucket", "others/"), at(e.bucket, "other/"), dropped} {
-			e.want(p.lookupPlace(id), fault.NotFound)
-		}
-	})
-}
-
-func TestRequireEmpty(t *testing.T) {
-	eachWay(t, func(t *testing.T, e *env) {
-		p := e.process()
-		id := p.create("v", "onDelete", "requireEmpty")
-		e.put(id.Prefix + "data")
-		e.want(p.tryDelete(id), fault.Precondition, "not empty", "objects")
-		e.state("v", "active")
-		e.same("data", e.keysBelow("v/"), []string{"v/data"})
-
-		// Another writer comes between the read and the change of the record.
-		e.remove(id.Prefix + "data")
-		p.hooks.set(func(h *hooks) {
-			h.wait = func(_ context.Context, operation string, _ bool) {
-				if operation == "PutObject" {
-					p.hooks.set(func(h *hooks) { h.wait = nil })
-					e.put(id.Prefix + "late")
-				}
-			}
-		})
-		e.want(p.tryDelete(id), fault.Precondition, "not empty")
-		e.state("v", "active")
-		e.same("data", e.keysBelow("v/"), []string{"v/late"})
-
-		e.remove(id.Prefix + "late")
-		e.upload(id.Prefix + "unfinished")
-		e.want(p.tryDelete(id), fault.Precondition, "unfinished uploads")
-		e.state("v", "active")
-		e.same("uploads", e.uploads(), []string{"v/unfinished"})
-		e.abortAll()
-		p.delete(id)
-		e.state("v", "deleted")
-	})
-}
-
-func (e *env) abortAll() {
-	e.t.Helper()
-	out, err := e.s3.ListMultipartUploads(e.ctx(), &s3.ListMultipartUploadsInput{Bucket: &e.bucket})
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	for _, u := range out.Uploads {
-		if _, err := e.s3.AbortMultipartUpload(e.ctx(), &s3.AbortMultipartUploadInput{Bucket: &e.bucket, Key: u.Key, UploadId: u.UploadId}); err != nil {
-			e.t.Fatal(err)
-		}
-	}
-}
-
 func TestDeleteKeepsVersionsAndPurgeDoesNot(t *testing.T) {
 	eachWay(t, func(t *testing.T, e *env) {
 		e.setVersioning(e.bucket, types.BucketVersioningStatusEnabled)
@@ -216,10 +99,11 @@ func (e *env) locked() *env {
 func TestPurgeIsRefusedWhereARetentionForbidsIt(t *testing.T) {
 	eachWay(t, func(t *testing.T, e *env) {
 		e = e.locked()
-		_, err := e.s3.PutObjectLockConfiguration(e.ctx(), &s3.PutObjectLockConfigurationInput{Bucket: &e.bucket, ObjectLockConfiguration: &types.ObjectLockConfiguration{
-			ObjectLockEnabled: types.ObjectLockEnabledEnabled,
-			Rule:              &types.ObjectLockRule{DefaultRetention: &types.DefaultRetention{Mode: types.ObjectLockRetentionModeGovernance, Days: aws.Int32(1)}},
-		}})
+		_, err := e.s3.PutObjectLockConfiguration(e.ctx(), &s3.PutObjectLockConfigurationInput{Bucket: &e.bucket,
+			ObjectLockConfiguration: &types.ObjectLockConfiguration{
+				ObjectLockEnabled: types.ObjectLockEnabledEnabled,
+				Rule:              &types.ObjectLockRule{DefaultRetention: &types.DefaultRetention{Mode: types.ObjectLockRetentionModeGovernance, Days: aws.Int32(1)}},
+			}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -239,7 +123,8 @@ func TestALegalHoldIsReportedAndNotBypassed(t *testing.T) {
 		id := p.create("v", "onDelete", "purge")
 		held := id.Prefix + "held"
 		e.put(append(numbered(id.Prefix, 10), held)...)
-		_, err := e.s3.PutObjectLegalHold(e.ctx(), &s3.PutObjectLegalHoldInput{Bucket: &e.bucket, Key: &held, LegalHold: &types.ObjectLockLegalHold{Status: types.ObjectLockLegalHoldStatusOn}})
+		_, err := e.s3.PutObjectLegalHold(e.ctx(), &s3.PutObjectLegalHoldInput{Bucket: &e.bucket, Key: &held,
+			LegalHold: &types.ObjectLockLegalHold{Status: types.ObjectLockLegalHoldStatusOn}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -292,7 +292,8 @@ func (e *env) removeBucket() {
 
 func (e *env) setVersioning(bucket string, status types.BucketVersioningStatus) {
 	e.t.Helper()
-	_, err := e.s3.PutBucketVersioning(e.ctx(), &s3.PutBucketVersioningInput{Bucket: &bucket, VersioningConfiguration: &types.VersioningConfiguration{Status: status}})
+	_, err := e.s3.PutBucketVersioning(e.ctx(), &s3.PutBucketVersioningInput{Bucket: &bucket,
+		VersioningConfiguration: &types.VersioningConfiguration{Status: status}})
 	if err != nil {
 		e.t.Fatal(err)
 	}

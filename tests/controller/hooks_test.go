@@ -27,8 +27,6 @@ type hooks struct {
 	after  func(n int, operation string) error // the request was answered, and the answer is lost
 	// answer sees what is sent, and may answer for the service.
 	answer func(operation string, h http.Header) *http.Response
-	// serve answers for the service, always.
-	serve func(operation string, r *smithyhttp.Request) *http.Response
 	// edit changes the service's answer.
 	edit     func(operation string, r *http.Response)
 	counts   bool // requests are counted, not logged
@@ -39,8 +37,6 @@ type hooks struct {
 	rounds int
 	took   time.Duration                                          // all requests together
 	wait   func(ctx context.Context, operation string, done bool) // holds a request up, before it is sent and after it is done
-	// awaits waits for the answers of requests that were sent, even if the process is killed: what it sent is done when it has stopped.
-	awaits bool
 }
 
 func (h *hooks) set(f func(*hooks)) {
@@ -64,7 +60,8 @@ var errCut = errors.New("connection cut by the test")
 func cut() error { return &smithyhttp.RequestSendError{Err: errCut} }
 
 func (h *hooks) install(s *middleware.Stack) error {
-	err := s.Build.Add(middleware.BuildMiddlewareFunc("testStrip", func(ctx context.Context, in middleware.BuildInput, next middleware.BuildHandler) (middleware.BuildOutput, middleware.Metadata, error) {
+	err := s.Build.Add(middleware.BuildMiddlewareFunc("testStrip", func(ctx context.Context, in middleware.BuildInput,
+		next middleware.BuildHandler) (middleware.BuildOutput, middleware.Metadata, error) {
 		h.mu.Lock()
 		strip, pageSize, current := h.strip, h.pageSize, h.current
 		h.mu.Unlock()
@@ -86,14 +83,15 @@ func (h *hooks) install(s *middleware.Stack) error {
 	if err != nil {
 		return err
 	}
-	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("testHooks", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("testHooks", func(ctx context.Context, in middleware.DeserializeInput,
+		next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
 		operation := awsmiddleware.GetOperationName(ctx)
 		h.mu.Lock()
 		if h.count++; !h.counts {
 			h.log = append(h.log, operation)
 		}
 		n := len(h.log)
-		before, after, answer, serve, edit, wait, awaits := h.before, h.after, h.answer, h.serve, h.edit, h.wait, h.awaits
+		before, after, answer, edit, wait := h.before, h.after, h.answer, h.edit, h.wait
 		round, began := h.rounds+1, time.Now()
 		h.mu.Unlock()
 		defer h.set(func(h *hooks) {
@@ -118,13 +116,6 @@ func (h *hooks) install(s *middleware.Stack) error {
 				out.RawResponse = &smithyhttp.Response{Response: r}
 				return out, middleware.Metadata{}, nil
 			}
-		}
-		if req, ok := in.Request.(*smithyhttp.Request); ok && serve != nil {
-			out.RawResponse = &smithyhttp.Response{Response: serve(operation, req)}
-			return out, middleware.Metadata{}, nil
-		}
-		if awaits {
-			ctx = context.WithoutCancel(ctx)
 		}
 		out, metadata, err := next.HandleDeserialize(ctx, in)
 		if r, ok := out.RawResponse.(*smithyhttp.Response); ok && edit != nil {

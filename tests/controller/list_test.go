@@ -14,7 +14,8 @@ import (
 // lister is a process with the controller's own credentials, which lists some buckets.
 func (e *env) lister(buckets ...string) *process {
 	e.t.Helper()
-	text := fmt.Sprintf("backends:\n  lab:\n    endpoint: %s\n    region: %s\n    addressing: path\n    volumeBuckets: [%s]\n", e.endpoint, e.region, strings.Join(buckets, ", "))
+	text := fmt.Sprintf("backends:\n  lab:\n    endpoint: %s\n    region: %s\n    addressing: path\n    volumeBuckets: [%s]\n", e.endpoint, e.region,
+		strings.Join(buckets, ", "))
 	config, err := backend.ParseConfig([]byte(text), "", "")
 	if err != nil {
 		e.t.Fatal(err)
@@ -97,39 +98,6 @@ func TestVolumesAreListedInPages(t *testing.T) {
 	})
 }
 
-// A page goes on where the last one ended, whatever was created and deleted meanwhile.
-func TestPagesGoOnAfterChanges(t *testing.T) {
-	one(t, func(t *testing.T, e *env) {
-		p := e.process()
-		var ids []volume.ID
-		for i := range 6 {
-			ids = append(ids, p.create(fmt.Sprint("v", i)))
-		}
-		l := e.lister(e.bucket)
-		first, token, err := l.List(e.ctx(), 2, "")
-		if err != nil || len(first) != 2 {
-			t.Fatalf("%v, %v", first, err)
-		}
-		p.delete(ids[1])
-		p.delete(ids[2])
-		p.create("v0-new")
-		p.create("v4-new")
-		second, _, err := l.List(e.ctx(), 0, token)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got []string
-		for _, v := range second {
-			got = append(got, v.ID.Prefix)
-		}
-		e.same("the second page", got, []string{"v3/", "v4/", "v4-new/", "v5/"})
-		for _, bad := range []string{"x", token + "x", "e30", "eyJiIjoibm9uZSJ9"} {
-			_, _, err := l.List(e.ctx(), 2, bad)
-			e.want(err, fault.Busy)
-		}
-	})
-}
-
 // The number of requests does not depend on the objects in the bucket.
 func TestListingIsNotAffectedByOtherObjects(t *testing.T) {
 	one(t, func(t *testing.T, e *env) {
@@ -154,36 +122,6 @@ func TestListingIsNotAffectedByOtherObjects(t *testing.T) {
 		e.same("requests", requests(), before)
 		if len(before) != 1+1+5 { // tags, records, and each of them
 			t.Errorf("requests: %q", before)
-		}
-	})
-}
-
-func TestBucketsWithoutPermissionAreSkippedUnlessTheyAreNamed(t *testing.T) {
-	one(t, func(t *testing.T, e *env) {
-		p := e.process()
-		id := p.create("v")
-		l := e.lister(e.bucket + "*")
-		l.refuse(403, "AccessDenied", "ListBuckets")
-		_, _, err := l.List(e.ctx(), 0, "")
-		e.want(err, fault.Denied, "volumeBuckets")
-		l.refuse(403, "AccessDenied", "ListObjectsV2")
-		if got, _ := l.listed(0); len(got) != 0 {
-			t.Errorf("listed %q", got)
-		}
-		named := e.lister(e.bucket)
-		named.refuse(403, "AccessDenied", "ListBuckets", "GetBucketTagging") // neither is needed
-		if got, _ := named.listed(0); !slices.Equal(got, []string{id.String()}) {
-			t.Errorf("listed %q", got)
-		}
-		named.refuse(403, "AccessDenied", "ListObjectsV2")
-		_, _, err = named.List(e.ctx(), 0, "")
-		e.want(err, fault.Denied)
-		named.refuse(503, "SlowDown", "GetObject")
-		_, _, err = named.List(e.ctx(), 0, "")
-		e.notFinal("a service that is busy", err)
-		secrets := e.process()
-		if secrets.CanList() || !l.CanList() {
-			t.Errorf("CanList: %t with secrets, %t with own credentials", secrets.CanList(), l.CanList())
 		}
 	})
 }
@@ -231,7 +169,8 @@ func TestInventory(t *testing.T) {
 		}
 		l := e.lister(e.bucket)
 		l.refuse(403, "AccessDenied", "ListObjectsV2")
-		if _, unread, err = l.Inventory(e.ctx(), ""); err != nil || len(unread) != 1 || unread[0].Bucket != e.bucket || !fault.Is(unread[0].Err, fault.Denied) {
+		if _, unread, err = l.Inventory(e.ctx(), ""); err != nil || len(unread) != 1 || unread[0].Bucket != e.bucket || !fault.Is(unread[0].Err,
+			fault.Denied) {
 			t.Errorf("%v, %v", unread, err)
 		}
 		_, _, err = l.Inventory(e.ctx(), "nosuch")

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -43,169 +42,6 @@ func (e *env) size(segment string) int64 {
 		e.t.Fatal(err)
 	}
 	return r.CapacityBytes
-}
-
-func TestExpansionsAreRecorded(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		params := e.params("v")
-		params.CapacityBytes = 10
-		create := func(name string) (volume.ID, error) {
-			return p.Create(e.ctx(), provision.CreateRequest{Name: name, Parameters: params, Keys: e.keys})
-		}
-		id, err := create("v")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := e.size("v"); got != 10 {
-			t.Errorf("recorded at creation: %d", got)
-		}
-		p.grown(id, 20)
-		p.hooks.reset()
-		for _, c := range []provision.Change{{Required: 15}, {Required: 20, Limit: 20}, {Limit: 25}} {
-			if got, err := p.change(id, c); err != nil || got != 20 {
-				t.Errorf("%+v: %d, %v", c, got, err)
-			}
-		}
-		_, err = p.change(id, provision.Change{Limit: 19})
-		e.want(err, fault.OutOfRange)
-		if got := e.size("v"); got != 20 || slices.Contains(p.hooks.sent(), "PutObject") {
-			t.Errorf("size %d; sent %q", got, p.hooks.sent())
-		}
-		if again, err := create("v"); err != nil || again != id {
-			t.Errorf("a retry of the creation: %s, %v", again, err)
-		}
-		old := p.create("old") // without a size, as an earlier driver made it
-		p.grown(old, 5)
-		if got := e.size("old"); got != 5 {
-			t.Errorf("old: %d", got)
-		}
-		p.delete(id)
-		_, err = p.change(id, provision.Change{Required: 30})
-		e.want(err, fault.NotFound)
-		_, err = p.change(volume.ID{Backend: "lab", Bucket: e.bucket, Prefix: "none/"}, provision.Change{Required: 30})
-		e.want(err, fault.NotFound)
-		_, err = e.process(cluster("other")).change(old, provision.Change{Required: 30})
-		e.want(err, fault.NotFound)
-	})
-}
-
-func TestExpansionsOfBucketsAreTagged(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		name := e.bucket + "-v"
-		id := p.create(name, "bucketName", "")
-		e.retag(id.Bucket, map[string]string{"cost-centre": "42"})
-		p.grown(id, 20)
-		p.hooks.reset()
-		p.grown(id, 20)
-		if tags := e.bucketTags(id.Bucket); tags["s3.csi/capacity"] != "20" || tags["cost-centre"] != "42" {
-			t.Errorf("tags %v", tags)
-		}
-		if slices.Contains(p.hooks.sent(), "PutBucketTagging") {
-			t.Errorf("sent %q", p.hooks.sent())
-		}
-		if again := p.create(name, "bucketName", ""); again != id {
-			t.Errorf("a retry of the creation: %s", again)
-		}
-		_, err := e.process(cluster("other")).change(id, provision.Change{Required: 30})
-		e.want(err, fault.NotFound)
-		p.delete(id)
-		_, err = p.change(id, provision.Change{Required: 30})
-		e.want(err, fault.NotFound)
-	})
-}
-
-// Requests that arrive while the record is read are written together.
-func TestChangesThatMeetAreOneWrite(t *testing.T) {
-	for _, kind := range []string{"prefix", "bucket"} {
-		t.Run(kind, func(t *testing.T) {
-			each(t, func(t *testing.T, e *env) {
-				p := e.process()
-				name, read, write := "v", "GetObject", "PutObject"
-				pairs := []string{}
-				if kind == "bucket" {
-					name, read, write, pairs = e.bucket+"-v", "GetBucketTagging", "PutBucketTagging", []string{"bucketName", ""}
-				}
-				id := p.create(name, pairs...)
-				p.grown(id, 1) // what is found out once is known from here on
-				const n = 20
-				began, all := make(chan struct{}), make(chan struct{})
-				var once sync.Once
-				p.hooks.reset()
-				p.hooks.set(func(h *hooks) {
-					h.wait = func(ctx context.Context, operation string, done bool) {
-						if operation == read && !done {
-							once.Do(func() { close(began) })
-							select {
-							case <-all:
-							case <-ctx.Done():
-							}
-						}
-					}
-				})
-				var wg sync.WaitGroup
-				for i := range n {
-					wg.Go(func() { p.grown(id, int64(100+i)) })
-				}
-				<-began
-				for p.Modifier.Waiting(id) < n {
-					time.Sleep(time.Millisecond)
-				}
-				close(all)
-				wg.Wait()
-				if got := count(p.hooks.sent(), write); got != 1 {
-					t.Errorf("%d writes for %d requests: %q", got, n, p.hooks.sent())
-				}
-				if kind == "prefix" {
-					if got := e.size("v"); got != 100+n-1 {
-						t.Errorf("size %d", got)
-					}
-				}
-			})
-		})
-	}
-}
-
-// Two controllers that read the same state lose nothing of each other's changes.
-func TestTwoControllersThatMeetLoseNothing(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		for _, kind := range []string{"prefix", "bucket"} {
-			a, b := e.process(), e.process()
-			name, read := "v", "GetObject"
-			pairs := []string{}
-			if kind == "bucket" {
-				name, read, pairs = e.bucket+"-v", "GetBucketTagging", []string{"bucketName", ""}
-			}
-			id := a.create(name, pairs...)
-			a.grown(id, 1)
-			b.grown(id, 2)
-			both := &meeting{n: 2, met: make(chan struct{})}
-			for _, p := range []*process{a, b} {
-				var first sync.Once
-				p.hooks.set(func(h *hooks) {
-					h.wait = func(ctx context.Context, operation string, done bool) {
-						if operation == read && done {
-							first.Do(func() { both.join(ctx) })
-						}
-					}
-				})
-			}
-			var wg sync.WaitGroup
-			wg.Go(func() { a.grown(id, 10) })
-			wg.Go(func() { b.grown(id, 20) })
-			wg.Wait()
-			got := fmt.Sprint(20)
-			if kind == "bucket" {
-				got = e.bucketTags(id.Bucket)["s3.csi/capacity"]
-			} else if size := e.size("v"); size != 20 {
-				got = fmt.Sprint(size)
-			}
-			if got != "20" {
-				t.Errorf("%s: size %s", kind, got)
-			}
-		}
-	})
 }
 
 // Tags have no conditional writes: the controller whose change was overwritten repeats it.
@@ -290,57 +126,13 @@ func TestOnDeleteCanBeChanged(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.hooks.reset()
-			if err := p.set(id, volume.Mutable{OnDelete: volume.OnDeleteRetain}); err != nil || count(p.hooks.sent(), "PutObject")+count(p.hooks.sent(), "PutBucketTagging") > 0 {
+			if err := p.set(id, volume.Mutable{OnDelete: volume.OnDeleteRetain}); err != nil || count(p.hooks.sent(), "PutObject")+count(p.hooks.sent(),
+				"PutBucketTagging") > 0 {
 				t.Errorf("again: %v, sent %q", err, p.hooks.sent())
 			}
 			p.delete(id)
 			in.same("files", in.keysBelow(id.Prefix), []string{id.Prefix + "file"})
 			e.want(p.set(id, volume.Mutable{OnDelete: volume.OnDeleteDelete}), fault.NotFound)
-		}
-	})
-}
-
-// The interval of a volume with usage can be changed. Nodes do not read the settings of the others, so those are refused.
-func TestUsageCanBeChangedIfItWasSet(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		hourly := volume.Mutable{Usage: volume.Usage(time.Hour)}
-		for _, kind := range []string{"prefix", "bucket"} {
-			name, pairs := "v", []string{"usage", "off"}
-			recorded := func(id volume.ID) string {
-				var r struct {
-					Usage string `json:"usage"`
-				}
-				if err := json.Unmarshal([]byte(e.record("v")), &r); err != nil {
-					t.Fatal(err)
-				}
-				return r.Usage
-			}
-			if kind == "bucket" {
-				name, pairs = e.bucket+"-v", append(pairs, "bucketName", "")
-				recorded = func(id volume.ID) string { return e.bucketTags(id.Bucket)["s3.csi/usage"] }
-			}
-			id := p.create(name, pairs...)
-			for _, step := range []struct {
-				set  volume.Mutable
-				want string
-			}{{volume.Mutable{}, "off"}, {hourly, "1h0m0s"}, {volume.Mutable{OnDelete: volume.OnDeleteRetain}, "1h0m0s"}, {volume.Mutable{Usage: volume.UsageOff}, "off"}} {
-				if err := p.set(id, step.set); err != nil || recorded(id) != step.want {
-					t.Errorf("%s, %+v: %v, recorded %q", kind, step.set, err, recorded(id))
-				}
-			}
-			p.grown(id, 7)
-			if got := recorded(id); got != "off" {
-				t.Errorf("%s: after an expansion %q", kind, got)
-			}
-			if again := p.create(name, pairs...); again != id {
-				t.Errorf("a retry of the creation: %s", again)
-			}
-			without := p.create(name+"-w", pairs[2:]...)
-			e.want(p.set(without, hourly), fault.Invalid, "mutable_parameters.usage")
-			if err := p.set(without, volume.Mutable{Usage: volume.UsageOff}); err != nil {
-				t.Errorf("%s: off where it is not set: %v", kind, err)
-			}
 		}
 	})
 }
@@ -402,60 +194,5 @@ func TestTagsOfBucketsCanBeChanged(t *testing.T) {
 		prefix := p.create("v")
 		e.want(p.set(prefix, volume.Mutable{Tags: map[string]string{"a": "b"}}), fault.Invalid, "mutable_parameters.tags")
 		p.delete(id)
-	})
-}
-
-// A request that is refused does not keep those that it met from being done.
-func TestARefusedChangeLeavesTheOthers(t *testing.T) {
-	one(t, func(t *testing.T, e *env) {
-		p := e.process()
-		id := p.create("v")
-		p.grown(id, 10)
-		reached, resume := p.holds(1, "GetObject", false)
-		results := make([]error, 3)
-		var wg sync.WaitGroup
-		for i, c := range []provision.Change{
-			{Required: 20}, {Limit: 5}, {Set: volume.Mutable{Tags: map[string]string{"a": "b"}}},
-		} {
-			wg.Go(func() { _, results[i] = p.change(id, c) })
-		}
-		<-reached
-		for p.Modifier.Waiting(id) < 3 {
-			time.Sleep(time.Millisecond)
-		}
-		p.hooks.reset()
-		resume()
-		wg.Wait()
-		if results[0] != nil || e.size("v") != 20 {
-			t.Errorf("the good one: %v, size %d", results[0], e.size("v"))
-		}
-		e.want(results[1], fault.OutOfRange)
-		e.want(results[2], fault.Invalid)
-		if got := count(p.hooks.sent(), "PutObject"); got != 1 {
-			t.Errorf("%d writes: %q", got, p.hooks.sent())
-		}
-	})
-}
-
-// What becomes of a lost answer is found out: the change is recorded, and the answer is OK or not final.
-func TestChangesWhoseAnswersAreLost(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		id := p.create("v")
-		p.grown(id, 10)
-		p.hooks.set(func(h *hooks) {
-			h.after = func(_ int, operation string) error {
-				if operation == "PutObject" {
-					return cut()
-				}
-				return nil
-			}
-		})
-		if _, err := p.change(id, provision.Change{Required: 20}); err != nil {
-			e.notFinal("a lost answer", err)
-		}
-		if got := e.size("v"); got != 20 {
-			t.Errorf("size %d", got)
-		}
 	})
 }

@@ -152,7 +152,8 @@ func (e *env) attacks(c *s3.Client, neighbour, name string) map[string]error {
 		"setting a bucket policy": only(c.PutBucketPolicy(ctx, &s3.PutBucketPolicyInput{Bucket: bucket, Policy: aws.String(
 			`{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":"*","Action":"s3:*","Resource":"arn:aws:s3:::` + e.bucket + `/*"}]}`)})),
 	}
-	out, err := c.DeleteObjects(ctx, &s3.DeleteObjectsInput{Bucket: bucket, Delete: &types.Delete{Objects: []types.ObjectIdentifier{{Key: &data}, {Key: &data, VersionId: version}, {Key: &record}}}})
+	out, err := c.DeleteObjects(ctx, &s3.DeleteObjectsInput{Bucket: bucket, Delete: &types.Delete{Objects: []types.ObjectIdentifier{{Key: &data},
+		{Key: &data, VersionId: version}, {Key: &record}}}})
 	if err == nil {
 		for _, refused := range out.Errors {
 			if aws.ToString(refused.Code) != "AccessDenied" {

@@ -1,14 +1,12 @@
 package controller
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // race does n things at once.
@@ -37,80 +35,6 @@ func (e *env) winner(errs []error, kind fault.Kind, words ...string) int {
 		e.t.Fatalf("%d winners: %v", len(won), errs)
 	}
 	return won[0]
-}
-
-func TestRacingControllersMakeOneVolume(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		processes := []*process{e.process(), e.process()}
-		for round := range 12 {
-			name := fmt.Sprint("v", round)
-			want := name + "/"
-			if round%2 == 1 { // a tombstone is there: they race for generation 2
-				id := processes[0].create(name)
-				e.put(id.Prefix + "data")
-				processes[1].delete(id)
-				want = name + "@2/"
-			}
-			errs := race(6, func(i int) error {
-				id, err := processes[i%2].settled(name)
-				if err == nil && id.Prefix != want {
-					err = fmt.Errorf("prefix %q, want %q", id.Prefix, want)
-				}
-				return err
-			})
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
-		}
-	})
-}
-
-func TestRacingControllersMakeOneBucket(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		for round := range 4 {
-			processes := []*process{e.process(), e.process(), e.process()}
-			errs := race(6, func(i int) error {
-				_, err := processes[i%3].settled(fmt.Sprint("v", round), e.own()...)
-				return err
-			})
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
-			processes[0].delete(volume.ID{Backend: "lab", Bucket: fmt.Sprint(e.bucket, "-v", round)})
-		}
-	})
-}
-
-func TestRacingControllersWithOtherParametersHaveOneWinner(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		processes := []*process{e.process(), e.process()}
-		for round := range 12 {
-			errs := race(6, func(i int) error {
-				_, err := processes[i%2].settled(fmt.Sprint("v", round), "uid", fmt.Sprint(i))
-				return err
-			})
-			e.winner(errs, fault.Exists, "other parameters")
-		}
-	})
-}
-
-func TestAVolumeAndABasePrefixOfItsNameRace(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		processes := []*process{e.process(), e.process()}
-		for round := range 12 {
-			name := fmt.Sprint("n", round)
-			volumes := [][]string{{name, "", ""}, {"inner-" + name, "prefix", name + "/deep/"}}
-			errs := race(2, func(i int) error {
-				_, err := processes[i].settled(volumes[i][0], volumes[i][1:]...)
-				return err
-			})
-			if errs[0] == nil {
-				e.winner(errs, fault.Precondition, "lies inside volume")
-			} else {
-				e.winner(errs, fault.Exists, "base prefix")
-			}
-		}
-	})
 }
 
 func TestVolumesAreNotNested(t *testing.T) {

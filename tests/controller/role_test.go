@@ -124,7 +124,8 @@ func TestATokenServiceThatMakesNoSession(t *testing.T) {
 		"unavailable": {s3server.STS{Fault: s3server.FaultUnavailable}, fault.Unavailable},
 		"down":        {s3server.STS{Fault: s3server.FaultDown}, fault.Unavailable},
 	} {
-		inRole, deleter, prover := l.process(settings("controllerRoleARN: "+role)), l.process(), l.process(settings("expectedBucketOwner: '000000000000'")) // or it is asked for, too
+		inRole, deleter, prover := l.process(settings("controllerRoleARN: "+role)), l.process(), l.process(settings("expectedBucketOwner: "+
+			"'000000000000'")) // or it is asked for, too
 		id := deleter.create(name)
 		l.put(id.Prefix + "data")
 		before := l.volumes()

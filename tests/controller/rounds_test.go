@@ -2,8 +2,6 @@ package controller
 
 import (
 	"context"
-	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -12,8 +10,6 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -73,7 +69,8 @@ func TestAnEmptyVolumeIsDeletedInFewRoundTrips(t *testing.T) {
 		"purge":  {[]string{"onDelete", "purge"}, false, 4, []string{"GetObject", "PutObject", "ListMultipartUploads", "ListObjectVersions", "PutObject"}},
 		"retain": {[]string{"onDelete", "retain"}, false, 2, []string{"GetObject", "PutObject"}},
 		// It is looked at before and after the change of the state.
-		"requireEmpty": {[]string{"onDelete", "requireEmpty"}, false, 5, slices.Concat([]string{"GetObject"}, look, []string{"PutObject"}, look, []string{"PutObject"})},
+		"requireEmpty": {[]string{"onDelete", "requireEmpty"}, false, 5, slices.Concat([]string{"GetObject"}, look, []string{"PutObject"}, look,
+			[]string{"PutObject"})},
 	} {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, e *env) {
@@ -112,133 +109,5 @@ func TestAnEmptyBucketIsDeletedInFewRoundTrips(t *testing.T) {
 			t.Errorf("%d round trips for %v, want at most 7 and %d of the test", rounds, sent, test)
 		}
 		e.gone(id.Bucket)
-	})
-}
-
-// The next write of a record needs its ETag. Not every service returns it for a write, or the same as for a read.
-func TestARecordIsReadAgainWhereAWriteDoesNotReturnItsETag(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		for i, etag := range []string{"", `"00000000000000000000000000000000"`} {
-			p := e.process()
-			for j, onDelete := range []string{"delete", "requireEmpty", "retain"} {
-				name := fmt.Sprintf("v%d-%d", i, j)
-				id := p.create(name, "onDelete", onDelete)
-				p.hooks.set(func(h *hooks) {
-					h.edit = func(operation string, r *http.Response) {
-						if operation != "PutObject" {
-							return
-						}
-						if r.Header.Del("ETag"); etag != "" {
-							r.Header.Set("ETag", etag)
-						}
-					}
-				})
-				_, sent := p.deleteCounted(id)
-				e.state(name, "deleted")
-				reads := strings.Count(strings.Join(sent, " "), "GetObject")
-				want := map[string]int{"delete": 2, "requireEmpty": 2, "retain": 1}[onDelete]
-				if etag == "" {
-					want++ // nothing else proves the last write
-				}
-				if reads != want {
-					t.Errorf("%s, ETag %q: %d reads, want %d: %v", onDelete, etag, reads, want, sent)
-				}
-				p.hooks.set(func(h *hooks) { h.edit = nil })
-			}
-		}
-	})
-}
-
-func TestEmptyVolumesDoNotWaitForAWorker(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process(func(o *processOptions) { o.runs, o.workers = 1, 1 })
-		big, full := p.create("big"), p.create("full")
-		e.put(numbered(big.Prefix, 10)...)
-		e.put(full.Prefix + "data")
-		reached, resume := p.holds(1, "DeleteObjects", false)
-		result := make(chan error, 1)
-		go func() { result <- p.tryDelete(big) }()
-		<-reached // it has the only worker, and the only slot of the throttle
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-		defer cancel()
-		e.want(p.Delete(ctx, provision.DeleteRequest{ID: full, Keys: e.keys}), fault.Busy, "queued behind")
-		errs := race(8, func(i int) error {
-			for _, onDelete := range []string{"delete", "retain", "requireEmpty", "purge"} {
-				id, err := p.ask(fmt.Sprint("v", i, onDelete), "onDelete", onDelete)
-				if err == nil {
-					err = p.tryDelete(id)
-				}
-				if err != nil {
-					return fmt.Errorf("%s: %w", onDelete, err)
-				}
-			}
-			return nil
-		})
-		for _, err := range errs {
-			if err != nil {
-				t.Error(err)
-			}
-		}
-		e.state("full", "deleting")
-		e.same("data", e.keysBelow(full.Prefix), []string{full.Prefix + "data"})
-		resume()
-		if err := <-result; err != nil {
-			t.Error(err)
-		}
-		p.delete(full)
-		e.same("data", e.keysBelow(full.Prefix), nil)
-	})
-}
-
-// A deletion uses the record that its call has read. If another controller is faster, and the name is used again, nothing of the
-// new volume is touched.
-func TestADeletionWithAnOldRecordDoesNotReachTheNextVolume(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		fast := e.process()
-		for i, onDelete := range []string{"delete", "requireEmpty", "retain"} {
-			for write := 1; write <= 2; write++ { // the state deleting, the tombstone
-				if onDelete == "retain" && write == 2 {
-					continue
-				}
-				name := fmt.Sprintf("v%d-%d", i, write)
-				id := fast.create(name, "onDelete", onDelete)
-				late := e.process()
-				late.delete(late.create(name + "-warm")) // so that no write is one of a test
-				reached, resume := late.holds(write, "PutObject", false)
-				result := make(chan error, 1)
-				go func() { result <- late.tryDelete(id) }()
-				<-reached
-				fast.delete(id)
-				next := fast.create(name)
-				e.put(next.Prefix + "data")
-				resume()
-				if err := <-result; err != nil {
-					t.Errorf("%s, write %d: %v", onDelete, write, err)
-				}
-				e.state(name, "active")
-				e.same("data", e.keysBelow(next.Prefix), []string{next.Prefix + "data"})
-			}
-		}
-	})
-}
-
-func TestRacingControllersDeleteAVolume(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		processes := []*process{e.process(), e.process()}
-		for round := range 12 {
-			name := fmt.Sprint("v", round)
-			id := processes[0].create(name, "onDelete", []string{"delete", "requireEmpty", "retain"}[round%3])
-			if round%3 == 0 && round%2 == 1 {
-				e.put(numbered(id.Prefix, 5)...)
-			}
-			for _, err := range race(4, func(i int) error { return processes[i%2].tryDelete(id) }) {
-				if err != nil {
-					e.want(err, fault.Busy)
-				}
-			}
-			processes[0].delete(id)
-			e.state(name, "deleted")
-			e.same("data", e.keysBelow(id.Prefix), nil)
-		}
 	})
 }

@@ -2,12 +2,9 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -125,7 +122,8 @@ func TestASnapshotIsIndependentOfItsVolume(t *testing.T) {
 		e.fill(source, 7)
 		began := time.Now().Add(-2 * time.Second)
 		s := p.snapshot("s", source)
-		if want := (volume.SnapshotID{Backend: "lab", Bucket: e.bucket, Segment: "s", Generation: 1}); s.ID != want || s.Source != source.String() || s.Objects != 7 || s.Bytes == 0 || s.Cut.Before(began) {
+		if want := (volume.SnapshotID{Backend: "lab", Bucket: e.bucket, Segment: "s",
+			Generation: 1}); s.ID != want || s.Source != source.String() || s.Objects != 7 || s.Bytes == 0 || s.Cut.Before(began) {
 			t.Errorf("%+v", s)
 		}
 		e.holdsContent(e.bucket, s.ID.Data(), source)
@@ -173,35 +171,6 @@ func TestASnapshotIsIndependentOfItsVolume(t *testing.T) {
 	})
 }
 
-func TestSnapshotsOfBucketVolumes(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		source := p.create("v", e.own()...)
-		e.fill(source, 5)
-		_, err := p.askSnapshot("s", source)
-		e.want(err, fault.Invalid, "parameters.bucketName")
-		_, err = p.askSnapshot("s", source, "bucketName", source.Bucket)
-		e.want(err, fault.Precondition, "is itself volume")
-		_, err = p.askSnapshot("s", source, "bucketName", e.bucket+"-none")
-		e.want(err, fault.Precondition, "must exist")
-		s := p.snapshot("s", source, "bucketName", e.bucket)
-		e.holdsContent(e.bucket, s.ID.Data(), source)
-		p.delete(source)
-		if s.Objects != 5 || len(e.contents(s.ID.Data())) != 5 {
-			t.Errorf("%+v", s)
-		}
-		// Back to a bucket of its own.
-		id := p.restored("w", volume.Content{Snapshot: s.ID}, e.own()...)
-		if have := e.in(id.Bucket).contents(""); fmt.Sprint(withoutRecords(have)) != fmt.Sprint(e.contents(s.ID.Data())) {
-			t.Errorf("restored: %v", have)
-		}
-		p.deleteSnapshot(s.ID)
-		p.there(id)
-		p.delete(id)
-		e.gone(id.Bucket)
-	})
-}
-
 // A volume that this driver did not create, and no record shows.
 func TestSnapshotsOfStaticVolumes(t *testing.T) {
 	eachWay(t, func(t *testing.T, e *env) {
@@ -230,7 +199,8 @@ func TestSnapshotsOfStaticVolumes(t *testing.T) {
 		_, err = p.askSnapshot("w", volume.ID{Backend: "lab", Bucket: e.bucket}, "staticVolumes", "true", "bucketName", e.bucket)
 		e.want(err, fault.Invalid, "parameters.bucketName")
 		whole := p.snapshot("w", volume.ID{Backend: "lab", Bucket: e.bucket}, "staticVolumes", "true", "bucketName", second.bucket)
-		e.same("all of the bucket", slices.DeleteFunc(e.keysBelow(""), func(key string) bool { return strings.HasPrefix(key, ".s3-csi/") }), rebased(second.keysBelow(whole.ID.Data()), whole.ID.Data(), ""))
+		e.same("all of the bucket", slices.DeleteFunc(e.keysBelow(""), func(key string) bool { return strings.HasPrefix(key, ".s3-csi/") }),
+			rebased(second.keysBelow(whole.ID.Data()), whole.ID.Data(), ""))
 		// A volume that is being deleted is none, and its snapshots follow the usual rule.
 		own := p.create("v")
 		p.delete(own)
@@ -247,136 +217,6 @@ func TestSnapshotsOfStaticVolumes(t *testing.T) {
 		p.deleteSnapshot(s.ID)
 		p.deleteSnapshot(whole.ID)
 		e.same("the volume", e.keysBelow(source.Prefix), numbered(source.Prefix, 3))
-	})
-}
-
-func withoutRecords(m map[string]string) map[string]string {
-	kept := map[string]string{}
-	for key, text := range m {
-		if !strings.HasPrefix(key, ".s3-csi/") {
-			kept[key] = text
-		}
-	}
-	return kept
-}
-
-func TestASnapshotKilledAnywhereIsFinishedByAnother(t *testing.T) {
-	one(t, func(t *testing.T, e *env) {
-		other := e.process()
-		source := other.create("v")
-		e.fill(source, 3)
-		work := func(p *process, round string) error {
-			p.hooks.set(func(h *hooks) { h.pageSize = 2 })
-			_, err := p.askSnapshot(round, source)
-			return err
-		}
-		deaths(t, e, work, func(round string, err error) {
-			e.notFinal(round, err)
-			s := other.snapshot(round, source)
-			if s.ID.Generation != 1 || s.Objects != 3 {
-				t.Errorf("%s: %+v", round, s)
-			}
-			e.holdsContent(e.bucket, s.ID.Data(), source)
-			other.deleteSnapshot(s.ID)
-		})
-		other.delete(source)
-		e.onlyRecords()
-	})
-}
-
-func TestADeletionOfASnapshotKilledAnywhereIsFinishedByAnother(t *testing.T) {
-	one(t, func(t *testing.T, e *env) {
-		other := e.process()
-		source := other.create("v")
-		e.fill(source, 2)
-		work := func(p *process, round string) error { return p.tryDeleteSnapshot(other.snapshot(round, source).ID) }
-		deaths(t, e, work, func(round string, err error) {
-			e.notFinal(round, err)
-			other.deleteSnapshot(volume.SnapshotID{Backend: "lab", Bucket: e.bucket, Segment: round, Generation: 1})
-		})
-		other.delete(source)
-		e.onlyRecords()
-	})
-}
-
-func TestRacingControllersMakeOneSnapshot(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		processes := []*process{e.process(), e.process()}
-		for _, p := range processes {
-			p.hooks.set(func(h *hooks) { h.pageSize = 3 })
-		}
-		source := processes[0].create("v")
-		e.fill(source, 20)
-		for round := range 3 {
-			made := make([]provision.Snapshot, 6)
-			errs := race(len(made), func(i int) (err error) {
-				made[i], err = processes[i%2].trySnapshot("s", source)
-				return err
-			})
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
-			for _, s := range made {
-				if s != made[0] || s.ID.Generation != round+1 || s.Objects != 20 {
-					t.Errorf("%+v, another process %+v", s, made[0])
-				}
-			}
-			e.holdsContent(e.bucket, made[0].ID.Data(), source)
-			errs = race(4, func(i int) error { return processes[i%2].tryDeleteSnapshot(made[0].ID) })
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
-		}
-		processes[0].delete(source)
-		e.onlyRecords()
-	})
-}
-
-func TestASourceDeletedDuringItsSnapshot(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		p.hooks.set(func(h *hooks) { h.pageSize = 3 })
-		source := p.create("v")
-		e.fill(source, 10)
-		reached, resume := p.holds(2, "CopyObject", false)
-		done := make(chan error, 1)
-		go func() {
-			_, err := p.trySnapshot("s", source)
-			done <- err
-		}()
-		<-reached
-		e.process().delete(source)
-		resume()
-		e.want(<-done, fault.NotFound, "was deleted")
-		e.onlyRecords()
-	})
-}
-
-func TestAFailedSnapshotLeavesNothing(t *testing.T) {
-	eachWay(t, func(t *testing.T, e *env) {
-		p := e.process()
-		source := p.create("v")
-		e.fill(source, 10)
-		_, err := p.trySnapshot("s", source, "maxObjects", "9")
-		e.want(err, fault.OutOfRange, "10 objects", "requests", "9")
-		_, err = p.trySnapshot("s", source, "maxBytes", "9")
-		e.want(err, fault.OutOfRange, "10 objects", "maxBytes")
-		denied := strings.TrimPrefix(numbered(source.Prefix, 10)[4], source.Prefix)
-		p.answers(func(operation string, h http.Header) *http.Response {
-			if operation == "CopyObject" && strings.HasSuffix(h.Get("X-Amz-Copy-Source"), denied) {
-				return refusal(403, "AccessDenied")
-			}
-			return nil
-		})
-		_, err = p.trySnapshot("s", source)
-		e.want(err, fault.Denied, denied)
-		e.same("data", e.keysBelow(".s3-csi/snapshots/s@"), nil)
-		p.answers(nil)
-		s := p.snapshot("s", source)
-		e.holdsContent(e.bucket, s.ID.Data(), source)
-		p.deleteSnapshot(s.ID)
-		p.delete(source)
-		e.onlyRecords()
 	})
 }
 
@@ -495,14 +335,17 @@ func TestACopyHasASessionOfItsOwn(t *testing.T) {
 			return err
 		}
 		first := numbered(source.Prefix, 1)[0]
-		for what, err := range map[string]error{"reading the source": get(first), "writing the snapshot": put(s.ID.Data() + "y"), "deleting there": remove(s.ID.Data() + "y")} {
+		for what, err := range map[string]error{"reading the source": get(first), "writing the snapshot": put(s.ID.Data() + "y"),
+			"deleting there": remove(s.ID.Data() + "y")} {
 			if err != nil {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
 		for what, err := range map[string]error{
-			"writing the source": put(source.Prefix + "y"), "deleting from the source": remove(first), "reading a neighbour": get("neighbour/x"), "reading another volume": get("v2/x"),
-			"writing a record": put(".s3-csi/volumes/v"), "writing its record": put(".s3-csi/snapshots/s"), "reading a record": get(".s3-csi/volumes/v"), "deleting a record": remove(".s3-csi/volumes/v"),
+			"writing the source": put(source.Prefix + "y"), "deleting from the source": remove(first), "reading a " +
+				"neighbour": get("neighbour/x"), "reading another volume": get("v2/x"),
+			"writing a record": put(".s3-csi/volumes/v"), "writing its record": put(".s3-csi/snapshots/s"), "reading a " +
+				"record": get(".s3-csi/volumes/v"), "deleting a record": remove(".s3-csi/volumes/v"),
 			"another snapshot": put(".s3-csi/snapshots/s@10/data/x"),
 		} {
 			if backend.ErrorCode(err) != "AccessDenied" {
@@ -598,359 +441,6 @@ func TestVolumesFromSnapshotsAndVolumes(t *testing.T) {
 	})
 }
 
-func TestAFillingKilledAnywhereIsFinishedByAnother(t *testing.T) {
-	for _, own := range []bool{false, true} {
-		t.Run(fmt.Sprint("own bucket ", own), func(t *testing.T) {
-			one(t, func(t *testing.T, e *env) {
-				var pairs []string
-				other := e.process()
-				if own {
-					pairs = e.own()
-					other = e.process(settings("adoptUntaggedBuckets: true"))
-				}
-				source := other.create("v")
-				e.fill(source, 3)
-				s := other.snapshot("s", source)
-				work := func(p *process, round string) error {
-					_, err := p.askFrom(round, volume.Content{Snapshot: s.ID}, pairs...)
-					return err
-				}
-				deaths(t, e, work, func(round string, err error) {
-					e.notFinal(round, err)
-					id := other.restored(round, volume.Content{Snapshot: s.ID}, pairs...)
-					if have := withoutRecords(e.in(id.Bucket).contents(id.Prefix)); fmt.Sprint(have) != fmt.Sprint(e.contents(source.Prefix)) {
-						t.Errorf("%s: %v", round, have)
-					}
-					other.delete(id)
-				})
-			})
-		})
-	}
-}
-
-// A controller is stopped in the middle of a copy, for so long that another one fills the volume. When it goes on, it copies no more: its
-// objects would replace those that the volume's users have removed.
-func TestAControllerThatComesBackWritesNothingIntoAFilledVolume(t *testing.T) {
-	for _, own := range []bool{false, true} {
-		t.Run(fmt.Sprint("own bucket ", own), func(t *testing.T) {
-			each(t, func(t *testing.T, e *env) {
-				var pairs []string
-				late := []func(*processOptions){func(o *processOptions) { o.checkEvery = time.Nanosecond }}
-				if own {
-					pairs = e.own()
-					late = append(late, settings("adoptUntaggedBuckets: true"))
-				}
-				const objects = 100
-				p, other := e.process(late...), e.process(late...)
-				source := other.create("v")
-				e.fill(source, objects)
-				stopped, resume := p.stops("CopyObject")
-				done := make(chan error, 1)
-				go func() {
-					_, err := p.askFrom("n", volume.Content{Volume: source}, pairs...)
-					done <- err
-				}()
-				<-stopped
-				id := other.restored("n", volume.Content{Volume: source}, pairs...)
-				in := e.in(id.Bucket)
-				for _, key := range in.keysBelow(id.Prefix) {
-					if !strings.HasPrefix(key, ".s3-csi/") {
-						in.remove(key)
-					}
-				}
-				resume()
-				if err := <-done; err != nil {
-					e.notFinal("late", err)
-				}
-				// What had been sent already cannot be taken back; the other one waits for that, see fill.Options.Lag.
-				if have := withoutRecords(in.contents(id.Prefix)); len(have) > provision.DefaultCopyWorkers {
-					t.Errorf("%d of %d objects are back, more than %d", len(have), objects, provision.DefaultCopyWorkers)
-				}
-				other.delete(id)
-			})
-		})
-	}
-}
-
-// A controller is stopped in the middle of a snapshot and goes on when another one has copied it. It leaves the rest to that one.
-func TestAControllerThatComesBackLeavesASnapshotToAnother(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		late := func(o *processOptions) { o.checkEvery = time.Nanosecond }
-		p, other := e.process(late, patient), e.process(late) // p leaves the other one alone for twice its lag
-		source := other.create("v")
-		e.fill(source, 100)
-		other.snapshot("warm", source) // the listing of uploads is tested once
-		stopped, resume := p.stops("CopyObject")
-		back := make(chan error, 1)
-		go func() {
-			_, err := p.askSnapshot("s", source)
-			back <- err
-		}()
-		<-stopped
-		copied, goOn := other.holds(1, "ListMultipartUploads", false)
-		made := make(chan error, 1)
-		go func() {
-			_, err := other.trySnapshot("s", source)
-			made <- err
-		}()
-		<-copied
-		p.hooks.reset()
-		resume()
-		e.want(<-back, fault.Busy, "another controller")
-		if sent := count(p.hooks.sent(), "CopyObject"); sent > 0 {
-			t.Errorf("it copied %d further objects", sent)
-		}
-		// It leaves the other one alone when it is asked again, too.
-		_, err := p.askSnapshot("s", source)
-		e.want(err, fault.Busy, "another controller")
-		goOn()
-		if err := <-made; err != nil {
-			t.Error(err)
-		}
-		s := p.snapshot("s", source)
-		e.holdsContent(e.bucket, s.ID.Data(), source)
-	})
-}
-
-// What the former controller had sent when another one took over arrives late. It is not in the snapshot when that is ready.
-func TestATakeOverRemovesWhatComesLate(t *testing.T) {
-	one(t, func(t *testing.T, e *env) {
-		p, other := e.process(), e.process()
-		source := other.create("v")
-		e.fill(source, 3)
-		other.snapshot("warm", source) // the listing of uploads is tested once
-		deleted := numbered(source.Prefix, 3)[1]
-		stopped, resume := p.stops("CopyObject")
-		late := make(chan error, 1)
-		go func() {
-			_, err := p.askSnapshot("s", source)
-			late <- err
-		}()
-		<-stopped
-		text := e.object(deleted)
-		e.remove(deleted)                                               // for the listing of the other one
-		compares, goOn := other.holds(2, "ListMultipartUploads", false) // the first request of each comparison
-		made := make(chan provision.Snapshot, 1)
-		failed := make(chan error, 1)
-		go func() {
-			s, err := other.trySnapshot("s", source)
-			if err != nil {
-				failed <- err
-			}
-			made <- s
-		}()
-		select {
-		case <-compares:
-		case err := <-failed:
-			t.Fatal(err)
-		case s := <-made:
-			t.Fatalf("%s is ready, compared once", s.ID)
-		}
-		e.write(deleted, text)
-		p.hooks.set(func(h *hooks) { // what it has sent is all that it does
-			h.before = func(_ int, operation string) error {
-				if operation != "CopyObject" {
-					return errors.New("the process is dead")
-				}
-				return nil
-			}
-		})
-		resume()
-		if err := <-late; err != nil {
-			e.notFinal("late", err)
-		}
-		id := volume.SnapshotID{Backend: "lab", Bucket: e.bucket, Segment: "s", Generation: 1}
-		if n := len(e.keysBelow(id.Data())); n != 3 {
-			t.Errorf("nothing came late: %d objects", n)
-		}
-		goOn()
-		if s := <-made; s.ID != id || s.Objects != 2 {
-			t.Errorf("%+v", s)
-		}
-		if n := len(e.keysBelow(id.Data())); n != 2 {
-			t.Errorf("%d objects are there, of 2 in the snapshot", n)
-		}
-	})
-}
-
-// When one object cannot be copied, the requests that were sent for others go on. Otherwise the service could carry them out after the removal
-// of what was copied.
-func TestAFailureDoesNotBreakOffWhatWasSent(t *testing.T) {
-	one(t, func(t *testing.T, e *env) {
-		p := e.process()
-		source := p.create("v")
-		e.fill(source, 3)
-		denied := make(chan struct{})
-		var first, refused, brokenOff atomic.Bool
-		p.hooks.set(func(h *hooks) {
-			h.wait = func(ctx context.Context, operation string, done bool) {
-				if operation != "CopyObject" || done || first.Swap(true) {
-					return
-				}
-				<-denied
-				select {
-				case <-ctx.Done():
-					brokenOff.Store(true)
-				case <-time.After(300 * time.Millisecond):
-				}
-			}
-			h.answer = func(operation string, _ http.Header) *http.Response {
-				if operation == "CopyObject" && !refused.Swap(true) {
-					close(denied)
-					return refusal(403, "AccessDenied")
-				}
-				return nil
-			}
-		})
-		_, err := p.askSnapshot("s", source)
-		e.want(err, fault.Denied)
-		if brokenOff.Load() {
-			t.Error("a request was broken off")
-		}
-		p.delete(source)
-		e.onlyRecords()
-	})
-}
-
-// Two controllers that are both asked all the time would take over from each other, and each has to wait after that.
-func TestControllersThatAreBothAskedFinish(t *testing.T) {
-	for what, ask := range map[string]func(p *process, source volume.ID) error{
-		"volume": func(p *process, source volume.ID) error {
-			_, err := p.askFrom("c", volume.Content{Volume: source})
-			return err
-		},
-		"snapshot": func(p *process, source volume.ID) error {
-			_, err := p.askSnapshot("s", source)
-			return err
-		},
-	} {
-		t.Run(what, func(t *testing.T) {
-			one(t, func(t *testing.T, e *env) {
-				lag := func(o *processOptions) { o.copyLag = 500 * time.Millisecond }
-				processes := []*process{e.process(lag), e.process(lag)}
-				source := processes[0].create("v")
-				e.fill(source, 5)
-				for _, err := range race(2, func(i int) error {
-					for late := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-						if err := ask(processes[i], source); !fault.Is(err, fault.Busy) || time.Now().After(late) {
-							return err
-						}
-					}
-				}) {
-					if err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		})
-	}
-}
-
-// A process that took over a filling and fails removes nothing before the former one's requests have ended: their objects would be left.
-func TestAFailureAfterATakeOverWaitsForTheFormerController(t *testing.T) {
-	one(t, func(t *testing.T, e *env) {
-		const lag = time.Second
-		p, other := e.process(), e.process(func(o *processOptions) { o.copyLag = lag })
-		source := other.create("v")
-		e.fill(source, 3)
-		stopped, _ := p.stops("CopyObject")
-		done := make(chan error, 1)
-		go func() {
-			_, err := p.askFrom("n", volume.Content{Volume: source})
-			done <- err
-		}()
-		<-stopped
-		var removed time.Time
-		other.hooks.set(func(h *hooks) {
-			h.answer = func(operation string, _ http.Header) *http.Response {
-				switch operation {
-				case "CopyObject":
-					return refusal(403, "AccessDenied")
-				case "PutObject": // the last one before the answer is that of the tombstone
-					removed = time.Now()
-				}
-				return nil
-			}
-		})
-		began := time.Now()
-		for {
-			_, err := other.askFrom("n", volume.Content{Volume: source})
-			if !fault.Is(err, fault.Busy) {
-				e.want(err, fault.Denied)
-				break
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-		if waited := removed.Sub(began); waited < lag {
-			t.Errorf("the volume was removed after %s, before the former controller's requests had %s to end", waited, lag)
-		}
-		p.kill()
-		t.Logf("the killed controller: %v", <-done)
-		e.same("what is left", e.keysBelow("n/"), nil)
-	})
-}
-
-// DeleteVolume of a volume that is not filled yet, by the same process or another one.
-func TestADeletionEndsAFilling(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		for i, onDelete := range []string{"delete", "requireEmpty", "retain"} {
-			name := fmt.Sprint("n", i)
-			p := e.process()
-			source := p.create("v" + name)
-			e.fill(source, 10)
-			reached, resume := p.holds(4, "CopyObject", true)
-			done := make(chan error, 1)
-			go func() {
-				_, err := p.askFrom(name, volume.Content{Volume: source}, "onDelete", onDelete)
-				done <- err
-			}()
-			<-reached
-			id := volume.ID{Backend: "lab", Bucket: e.bucket, Prefix: name + "/"}
-			e.want(p.lookup(id), fault.NotFound)
-			by := p
-			if i == 0 {
-				by = e.process()
-			}
-			deleted := make(chan error, 1)
-			go func() { deleted <- by.tryDelete(id) }()
-			time.Sleep(100 * time.Millisecond) // it waits for what has been sent
-			resume()
-			if err := <-deleted; err != nil {
-				t.Errorf("%s: %v", onDelete, err)
-			}
-			if err := <-done; err != nil {
-				e.notFinal(onDelete, err)
-			} else {
-				t.Errorf("%s: the volume was filled", onDelete)
-			}
-			e.same(onDelete, slices.DeleteFunc(e.keysBelow(name), func(string) bool { return false }), nil)
-			p.delete(source)
-		}
-		e.onlyRecords()
-	})
-}
-
-func TestASnapshotDeletedDuringARestore(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		source := p.create("v")
-		e.fill(source, 10)
-		s := p.snapshot("s", source)
-		reached, resume := p.holds(4, "CopyObject", false)
-		done := make(chan error, 1)
-		go func() {
-			_, err := p.tryFrom("r", volume.Content{Snapshot: s.ID})
-			done <- err
-		}()
-		<-reached
-		e.process().deleteSnapshot(s.ID)
-		resume()
-		e.want(<-done, fault.NotFound)
-		p.delete(source)
-		e.onlyRecords()
-	})
-}
-
 // A real policy of a service that keeps to those of buckets for its users.
 func TestABucketPolicyThatDeniesOneKey(t *testing.T) {
 	on(t, scoped[:1], func(t *testing.T, e *env) {
@@ -1024,107 +514,6 @@ func TestAVolumeThatIsASnapshotPinsIt(t *testing.T) {
 		_, err = p.direct("d3", s.ID)
 		e.want(err, fault.NotFound)
 		p.delete(source)
-		e.onlyRecords()
-	})
-}
-
-func TestAPinAndADeletionOfItsSnapshotRace(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		processes := []*process{e.process(), e.process()}
-		source := processes[0].create("v")
-		e.fill(source, 2)
-		for round := range 8 {
-			s := processes[0].snapshot(fmt.Sprint("s", round), source)
-			name := fmt.Sprint("d", round)
-			errs := race(3, func(i int) error {
-				if i == 0 {
-					_, err := processes[0].direct(name, s.ID)
-					return err
-				}
-				return processes[i%2].tryDeleteSnapshot(s.ID)
-			})
-			if errs[0] == nil {
-				for _, err := range errs[1:] {
-					e.want(err, fault.Precondition, "snapshotAccess")
-				}
-				e.holdsContent(e.bucket, s.ID.Data(), source)
-				processes[0].delete(volume.ID{Backend: "lab", Bucket: e.bucket, Prefix: name + "/"})
-			} else {
-				e.want(errs[0], fault.NotFound)
-			}
-			processes[1].deleteSnapshot(s.ID)
-		}
-		processes[0].delete(source)
-		e.onlyRecords()
-	})
-}
-
-func TestAPinKilledAnywhereIsFinishedByAnother(t *testing.T) {
-	one(t, func(t *testing.T, e *env) {
-		other := e.process()
-		source := other.create("v")
-		e.fill(source, 1)
-		s := other.snapshot("s", source)
-		work := func(p *process, round string) error {
-			_, err := p.direct(round, s.ID)
-			return err
-		}
-		deaths(t, e, work, func(round string, err error) {
-			e.notFinal(round, err)
-			id, err := other.direct(round, s.ID)
-			if err != nil {
-				t.Fatalf("%s: %v", round, err)
-			}
-			e.want(other.tryDeleteSnapshot(s.ID), fault.Precondition)
-			other.delete(id)
-		})
-		other.deleteSnapshot(s.ID)
-		other.delete(source)
-		e.onlyRecords()
-	})
-}
-
-// After an error that is final no caller asks for a deletion. So the process that is asked next cleans up what failed.
-func TestAFailureKilledAnywhereLeavesNothing(t *testing.T) {
-	one(t, func(t *testing.T, e *env) {
-		other := e.process()
-		source := other.create("v")
-		e.fill(source, 3)
-		isDenied := func(operation string, h http.Header) *http.Response {
-			if operation == "CopyObject" && strings.HasSuffix(h.Get("X-Amz-Copy-Source"), "f00002") {
-				return refusal(403, "AccessDenied")
-			}
-			return nil
-		}
-		other.answers(isDenied)
-		for what, ask := range map[string]func(p *process, round string) error{
-			"snapshot": func(p *process, round string) error {
-				_, err := p.askSnapshot("s"+round, source)
-				return err
-			},
-			"volume": func(p *process, round string) error {
-				_, err := p.askFrom("c"+round, volume.Content{Volume: source})
-				return err
-			},
-		} {
-			work := func(p *process, round string) error {
-				p.hooks.set(func(h *hooks) { h.answer = isDenied })
-				return ask(p, round)
-			}
-			deaths(t, e, work, func(round string, _ error) {
-				for {
-					err := ask(other, round)
-					if fault.Is(err, fault.Busy) {
-						time.Sleep(20 * time.Millisecond)
-						continue
-					}
-					e.want(err, fault.Denied, "f00002")
-					break
-				}
-				e.same(what+" "+round, slices.Concat(e.keysBelow("c"+round), e.keysBelow(".s3-csi/snapshots/s"+round+"@"), e.keysBelow(".s3-csi/fills/")), nil)
-			})
-		}
-		other.delete(source)
 		e.onlyRecords()
 	})
 }

@@ -202,7 +202,8 @@ func TestASnapshotOfOneTimeNeedsVersions(t *testing.T) {
 		}
 		e.want(try(), fault.Precondition, "parameters.consistency", e.bucket, "versioning", "is off")
 		e.versioned()
-		for operation, words := range map[string]string{"GetBucketVersioning": "s3:GetBucketVersioning", "ListObjectVersions": "s3:ListBucketVersions", "DeleteObject": "s3:DeleteObjectVersion"} {
+		for operation, words := range map[string]string{"GetBucketVersioning": "s3:GetBucketVersioning", "ListObjectVersions": "s3:ListBucketVersions",
+			"DeleteObject": "s3:DeleteObjectVersion"} {
 			if e.name == "versitygw" && operation == "DeleteObject" {
 				continue
 			}
@@ -267,7 +268,8 @@ func TestAnUploadThatIsCompletedDuringASnapshot(t *testing.T) {
 		if err != nil {
 			e.t.Fatal(err)
 		}
-		part, err := e.s3.UploadPart(e.ctx(), &s3.UploadPartInput{Bucket: in.Bucket, Key: in.Key, UploadId: up.UploadId, PartNumber: aws.Int32(1), Body: strings.NewReader("all of it")})
+		part, err := e.s3.UploadPart(e.ctx(), &s3.UploadPartInput{Bucket: in.Bucket, Key: in.Key, UploadId: up.UploadId, PartNumber: aws.Int32(1),
+			Body: strings.NewReader("all of it")})
 		if err != nil {
 			e.t.Fatal(err)
 		}
@@ -408,43 +410,5 @@ func TestASnapshotOfOneTimeAboveItsLimits(t *testing.T) {
 		e.same("data", e.keysBelow(".s3-csi/snapshots/s@"), nil)
 		p.delete(source)
 		e.onlyRecords()
-	})
-}
-
-func TestASnapshotOfOneTimeKilledAnywhereIsFinishedByAnother(t *testing.T) {
-	on(t, slices.DeleteFunc(slices.Clone(targets), func(t target) bool { return t.name == "versitygw" }), func(t *testing.T, e *env) {
-		e.versioned()
-		other := e.process()
-		source := other.create("v")
-		e.fill(source, 3)
-		e.write(source.Prefix+"file", "at the cut")
-		var reported provision.Snapshot
-		work := func(p *process, round string) error {
-			reported = provision.Snapshot{}
-			for {
-				s, err := p.askSnapshot(round, source, "consistency", "time")
-				if err != nil || s.Ready || p.life.Err() != nil {
-					return err
-				}
-				if reported == (provision.Snapshot{}) {
-					reported = s
-					e.write(source.Prefix+"file", "after the cut of "+round)
-				}
-				time.Sleep(20 * time.Millisecond)
-			}
-		}
-		want := e.contents(source.Prefix)
-		deaths(t, e, work, func(round string, err error) {
-			e.notFinal(round, err)
-			s, err := other.trySnapshot(round, source, "consistency", "time")
-			if err != nil || s.ID.Generation != 1 || s.Objects != 4 || reported.ID != (volume.SnapshotID{}) && !s.Cut.Equal(reported.Cut) {
-				t.Errorf("%s: %+v, reported %+v, %v", round, s, reported, err)
-			}
-			if have := e.contents(s.ID.Data()); !maps.Equal(have, want) {
-				t.Errorf("%s: %v, want %v", round, have, want)
-			}
-			other.deleteSnapshot(s.ID)
-			want = e.contents(source.Prefix)
-		})
 	})
 }

@@ -66,24 +66,6 @@ func TestDeletionOutlivesTheCallAndIsJoined(t *testing.T) {
 	})
 }
 
-func TestAStoppedDriversDeletionIsResumed(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		id := p.create("v")
-		e.put(numbered(id.Prefix, 20)...)
-		reached, _ := p.holds(1, "DeleteObjects", false)
-		result := make(chan error, 1)
-		go func() { result <- p.tryDelete(id) }()
-		<-reached
-		p.stop()
-		e.want(<-result, fault.Busy, "shutting down")
-		e.state("v", "deleting")
-		e.process().delete(id)
-		e.same("data", e.keysBelow("v/"), nil)
-		e.state("v", "deleted")
-	})
-}
-
 func TestDeniedIsNotAbsent(t *testing.T) {
 	one(t, func(t *testing.T, e *env) {
 		for i, operation := range []string{"HeadBucket", "GetObject", "ListObjectsV2", "DeleteObjects", "PutObject", "ListMultipartUploads"} {

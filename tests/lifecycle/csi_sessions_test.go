@@ -78,7 +78,7 @@ func TestControllersInARoleAnswerAsTheTokenServiceDoes(t *testing.T) {
 	other, q := start()
 	_, err = create(other, "vol-2", "scope", "required")
 	hasCode(t, err, codes.FailedPrecondition, "does not enforce session policies")
-	if out := p.stderr.String() + q.stderr.String(); strings.Contains(out, user.SecretAccessKey) || !strings.Contains(out, "Deleted volume") {
+	if out := p.stderr.String() + q.stderr.String(); strings.Contains(out, user.SecretAccessKey) || !strings.Contains(out, "deleting volume") {
 		t.Error("the log shows the secret, or nothing")
 	}
 }

@@ -148,8 +148,8 @@ func (f *fixture) Do(r *http.Request) (*http.Response, error) {
 
 func (f *fixture) record() string {
 	id := volume.ID{Backend: "default", Bucket: "bucket", Prefix: "v/"}
-	r := records.New(records.Owner{Driver: "d"}, "v", id, volume.Parameters{BucketName: "bucket",
-		Mutable: volume.Mutable{OnDelete: volume.OnDeleteDelete, Usage: f.setting}, CapacityBytes: f.size}, f.now)
+	r := records.NewStore(records.Owner{Driver: "d"}, nil, func() time.Time { return f.now }).
+		New("v", id, volume.Parameters{BucketName: "bucket", Mutable: volume.Mutable{OnDelete: volume.OnDeleteDelete, Usage: f.setting}, CapacityBytes: f.size})
 	b, err := json.Marshal(r)
 	if err != nil {
 		f.t.Fatal(err)

@@ -212,8 +212,8 @@ type bucketID struct{ backend, name string }
 func (b Bucket) id() bucketID { return bucketID{b.Backend.Revision(), b.Info.Name} }
 
 type factKey struct {
-	bucketID
-	fact string
+	bucket bucketID
+	fact   string
 }
 
 // known is the value of a fact. Its meaning depends on the fact.
@@ -256,5 +256,5 @@ func (c *bucketCache) get(ctx context.Context, b Bucket, fact string, find func(
 }
 
 func (c *bucketCache) invalidate(id bucketID) {
-	c.facts.Invalidate(func(k factKey) bool { return k.bucketID == id })
+	c.facts.Invalidate(func(k factKey) bool { return k.bucket == id })
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -78,7 +79,8 @@ func Quoted(keys []string) string {
 // CheckBelow returns an error if a listed key is not below the prefix, because nothing else may ever be deleted.
 func CheckBelow(prefix, key string) error {
 	if !strings.HasPrefix(key, prefix) || prefix != "" && !strings.HasSuffix(prefix, "/") {
-		return fault.Errorf(fault.Unavailable, "the service listed the key %q, which is not below %q: its listings are unreliable, so nothing more is deleted", key, prefix)
+		return fault.Errorf(fault.Unavailable, "the service listed the key %q, which is not below %q: its listings are unreliable, so nothing more is "+
+			"deleted", key, prefix)
 	}
 	return nil
 }
@@ -254,6 +256,15 @@ func (o *Opener) UploadsBelow(ctx context.Context, b Bucket, prefix string, each
 // IsEmpty reports whether no object is below the prefix: one request.
 func IsEmpty(ctx context.Context, b Bucket, prefix string) (bool, error) {
 	return nothingIn(ctx, b, prefix, CurrentObjects(b, prefix, 1))
+}
+
+// IsEmptyExcept is IsEmpty, but does not count what is below another prefix.
+func IsEmptyExcept(ctx context.Context, b Bucket, prefix, except string) (bool, error) {
+	next := CurrentObjects(b, prefix, 1)
+	return nothingIn(ctx, b, prefix, func(ctx context.Context) ([]Object, bool, error) {
+		page, more, err := next(ctx)
+		return slices.DeleteFunc(page, func(o Object) bool { return strings.HasPrefix(o.Key, except) }), more, err
+	})
 }
 
 // IsUnused reports whether neither an object nor a version or delete marker is below the prefix: one request.

@@ -23,7 +23,8 @@ const (
 	// askAgain is how long a service that does not list unfinished uploads is not tested again.
 	askAgain = time.Hour
 
-	probesPrefix = volume.RecordPrefix + "/probe/"
+	// Probes is the prefix of the driver's own test objects, which are no user's data.
+	Probes = volume.RecordPrefix + "/probe/"
 )
 
 // UploadListing is how a service lists unfinished uploads.
@@ -40,7 +41,7 @@ const (
 // writes. If not, the backend must have singleController.
 func (o *Opener) Conditional(ctx context.Context, b Bucket) (bool, error) {
 	honoured, err := o.cache.get(ctx, b, "the test of conditional writes", func(ctx context.Context) (k known, err error) {
-		honoured, err := ProbeConditional(ctx, b.AsOwn(), probesPrefix)
+		honoured, err := ProbeConditional(ctx, b.AsOwn(), Probes)
 		if honoured {
 			k.value = 1
 		}
@@ -48,7 +49,8 @@ func (o *Opener) Conditional(ctx context.Context, b Bucket) (bool, error) {
 		return k, err
 	})
 	if err == nil && honoured == 0 && !b.Backend.SingleController {
-		err = fault.Errorf(fault.Precondition, "%s ignores or refuses conditional writes (If-None-Match, If-Match), so two controllers could create the same volume twice: "+
+		err = fault.Errorf(fault.Precondition, "%s ignores or refuses conditional writes (If-None-Match, If-Match), so two controllers could create the "+
+			"same volume twice: "+
 			"if only one controller of one cluster ever uses this backend, set singleController: true for it in the driver's config file", b)
 	}
 	return err == nil && honoured == 1, err
@@ -128,7 +130,7 @@ func removeProbe(ctx context.Context, b Bucket, key string, versions map[string]
 // lists all uploads without a prefix.
 func (o *Opener) uploadListing(ctx context.Context, b Bucket) (UploadListing, error) {
 	how, err := o.cache.get(ctx, b, "the test of upload listings", func(ctx context.Context) (known, error) {
-		how, err := ProbeUploadListing(ctx, b.AsOwn(), probesPrefix)
+		how, err := ProbeUploadListing(ctx, b.AsOwn(), Probes)
 		ttl := Unlimited
 		if how == UploadsNone {
 			ttl = askAgain // some refusals have other reasons

@@ -23,6 +23,7 @@ func Unpurgeable(ctx context.Context, s Service, b Bucket, versioning backend.Ve
 	if err != nil || retention.Mode == "" {
 		return "", err
 	}
-	return fmt.Sprintf("its object lock keeps every version (%s, %d days, %d years by default), and this driver bypasses no retention; use onDelete: delete, which leaves versions",
+	return fmt.Sprintf("its object lock keeps every version (%s, %d days, %d years by default), and this driver bypasses no retention; use onDelete: "+
+		"delete, which leaves versions",
 		retention.Mode, retention.Days, retention.Years), nil
 }

@@ -83,7 +83,8 @@ func ListVersions(ctx context.Context, b Bucket, prefix string, from VersionsFro
 		if item.XMLName.Local != "Version" && item.XMLName.Local != "DeleteMarker" {
 			continue
 		}
-		v := Version{ID: item.VersionId, ETag: item.ETag, Size: item.Size, Time: item.LastModified, Latest: item.IsLatest, Deleted: item.XMLName.Local == "DeleteMarker"}
+		v := Version{ID: item.VersionId, ETag: item.ETag, Size: item.Size, Time: item.LastModified, Latest: item.IsLatest,
+			Deleted: item.XMLName.Local == "DeleteMarker"}
 		if v.Key, err = PlainKey(&item.Key, raw.EncodingType); err != nil {
 			return VersionPage{}, err
 		}
@@ -105,7 +106,8 @@ const maxVersions = 8 << 20
 func keepBody(body *[]byte) func(*s3.Options) {
 	return func(o *s3.Options) {
 		o.APIOptions = append(o.APIOptions, func(s *middleware.Stack) error {
-			return s.Deserialize.Insert(middleware.DeserializeMiddlewareFunc("KeepBody", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+			return s.Deserialize.Insert(middleware.DeserializeMiddlewareFunc("KeepBody", func(ctx context.Context, in middleware.DeserializeInput,
+				next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
 				out, metadata, err := next.HandleDeserialize(ctx, in)
 				if resp, ok := out.RawResponse.(*smithyhttp.Response); ok && err == nil {
 					data, readErr := io.ReadAll(io.LimitReader(resp.Body, maxVersions+1))
@@ -155,7 +157,8 @@ func unproven(b Bucket, err error) error {
 	if !fault.Is(err, fault.Denied) {
 		return err
 	}
-	return fault.Errorf(fault.Precondition, "whether versions can be read in %s cannot be tested: %w; allow s3:GetBucketVersioning, s3:ListBucketVersions, s3:GetObjectVersion and s3:DeleteObjectVersion to the driver", b, err)
+	return fault.Errorf(fault.Precondition, "whether versions can be read in %s cannot be tested: %w; allow s3:GetBucketVersioning, "+
+		"s3:ListBucketVersions, s3:GetObjectVersion and s3:DeleteObjectVersion to the driver", b, err)
 }
 
 const (
@@ -261,7 +264,8 @@ func (m *markers) put(ctx context.Context) (time.Time, error) {
 		case v.ID != m.ids[n] || v.Deleted || v.Latest != (i == 0):
 			return time.Time{}, fault.Errorf(fault.Precondition, "the service of %s does not list versions with the newest one first", m.b)
 		case v.Time.IsZero() || !v.Time.Equal(m.times[n]):
-			return time.Time{}, fault.Errorf(fault.Precondition, "the service of %s does not keep the times of versions: that of a version which was overwritten changed from %s to %s", m.b, m.times[n].UTC(), v.Time.UTC())
+			return time.Time{}, fault.Errorf(fault.Precondition, "the service of %s does not keep the times of versions: that of a version which was "+
+				"overwritten changed from %s to %s", m.b, m.times[n].UTC(), v.Time.UTC())
 		}
 	}
 	return list[0].Time, nil

@@ -4,8 +4,7 @@
 // A copy is made page by page, in the order of keys:
 //
 //  1. list a page of the source
-//  2. list what is at the target already in the range of the page, if an earlier run may have copied some of it, or if the service does not
-//     honour conditions on the target
+//  2. list what is at the target already in the range of the page
 //  3. copy what is missing, with conditions on source and target; what is gone must be gone in a new listing, too
 //  4. write a manifest segment, if there is none of that number: its last key is where the next page starts
 //
@@ -26,9 +25,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
+	"github.com/s3-csi/s3-csi-driver/pkg/table"
 )
 
 const (
@@ -58,6 +61,13 @@ type Place struct {
 // String returns the place for messages.
 func (p Place) String() string { return p.Bucket.Info.Name + "/" + p.Prefix }
 
+func (p Place) key(below string) *string { return aws.String(p.Prefix + below) }
+
+// copySource names an object below the place for copy requests.
+func (p Place) copySource(o Object) *string {
+	return buckets.CopySource(p.Bucket, buckets.Object{Key: p.Prefix + o.Key, Version: o.Version})
+}
+
 // Object is an object of a source.
 type Object struct {
 	Key     string // below the prefix
@@ -83,23 +93,10 @@ type Source interface {
 	Page(ctx context.Context, number int, after string) (Page, error)
 }
 
-// Store reads and writes manifest segments; *records.Store implements it.
-type Store interface {
-	// Put writes an object if there is none (etag "").
-	Put(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) (newETag string, err error)
-	// Get reads an object of up to limit bytes.
-	Get(ctx context.Context, b buckets.Bucket, key string, limit int64) (data []byte, etag string, err error)
-}
-
-// Uploads lists unfinished uploads; *buckets.Opener implements it.
-type Uploads interface {
-	UploadsBelow(ctx context.Context, b buckets.Bucket, prefix string, each func(key, id string) error) error
-}
-
 // Options are the dependencies and settings of a Copier.
 type Options struct {
-	Store   Store
-	Uploads Uploads
+	Store   *records.Store  // of manifest segments
+	Uploads *buckets.Opener // lists unfinished uploads
 	// Workers is how many requests are in flight per backend.
 	Workers int
 	// Threshold is the size above which an object is copied in parts; 0 is DefaultThreshold.
@@ -112,7 +109,7 @@ type Options struct {
 
 // Copier copies prefixes. All methods may be called concurrently.
 type Copier struct {
-	Options
+	opts      Options
 	throttles *throttle.Set
 	limits    sync.Map        // by backend, as *atomic.Int64: the size above which an object is copied in parts, which requests that are too slow lower
 	ending    context.Context // ends with End
@@ -121,14 +118,10 @@ type Copier struct {
 
 // New returns a Copier. It starts nothing.
 func New(o Options) *Copier {
-	if o.Threshold == 0 {
-		o.Threshold = DefaultThreshold
-	}
-	if o.CheckEvery == 0 {
-		o.CheckEvery = DefaultCheckEvery
-	}
+	o.Threshold = cmp.Or(o.Threshold, DefaultThreshold)
+	o.CheckEvery = cmp.Or(o.CheckEvery, DefaultCheckEvery)
 	o.Bound = cmp.Or(o.Bound, buckets.RequestBound)
-	c := &Copier{Options: o, throttles: throttle.NewSet(o.Workers)}
+	c := &Copier{opts: o, throttles: throttle.NewSet(o.Workers)}
 	c.ending, c.end = context.WithCancel(context.Background())
 	return c
 }
@@ -166,6 +159,13 @@ func (t Totals) Requests() int64 {
 	return t.Objects + requestsPerPage*(t.Objects/pageSize+1) + t.Bytes/DefaultThreshold
 }
 
+func (t *Totals) add(entries []entry) {
+	for _, e := range entries {
+		t.Objects++
+		t.Bytes += e.Size
+	}
+}
+
 // check refuses totals above the limits. exact is false if there may be more.
 func (l Limits) check(t Totals, exact bool) error {
 	if (l.Objects == 0 || t.Objects <= l.Objects) && (l.Bytes == 0 || t.Bytes <= l.Bytes) {
@@ -175,18 +175,19 @@ func (l Limits) check(t Totals, exact bool) error {
 	if !exact {
 		atLeast = "at least "
 	}
-	return fault.Errorf(fault.OutOfRange, "the source has %s%d objects and %d bytes, which are about %d requests; the limits are %d objects (maxObjects) and %d bytes (maxBytes)",
+	return fault.Errorf(fault.OutOfRange,
+		"the source has %s%d objects and %d bytes, which are about %d requests; the limits are %d objects (maxObjects) and %d bytes (maxBytes)",
 		atLeast, t.Objects, t.Bytes, t.Requests(), l.Objects, l.Bytes)
 }
 
 // Progress is how far a copy is.
 type Progress struct{ objects, bytes, changed, expectObjects, expectBytes atomic.Int64 }
 
-// String returns "1234 of 5000 objects (1.2 GiB of 5.0 GiB) copied, 2 changed or deleted meanwhile".
+// String returns "1234 of 5000 objects (1.2GiB of 5.0GiB) copied, 2 changed or deleted meanwhile".
 func (p *Progress) String() string {
-	s := fmt.Sprintf("%d objects (%s) copied", p.objects.Load(), size(p.bytes.Load()))
+	s := fmt.Sprintf("%d objects (%s) copied", p.objects.Load(), table.Bytes(uint64(p.bytes.Load())))
 	if all := p.expectObjects.Load(); all > 0 {
-		s = fmt.Sprintf("%d of %d objects (%s of %s) copied", p.objects.Load(), all, size(p.bytes.Load()), size(p.expectBytes.Load()))
+		s = fmt.Sprintf("%d of %d objects (%s of %s) copied", p.objects.Load(), all, table.Bytes(uint64(p.bytes.Load())), table.Bytes(uint64(p.expectBytes.Load())))
 	}
 	if n := p.changed.Load(); n > 0 {
 		s += fmt.Sprintf(", %d changed or deleted meanwhile", n)
@@ -203,36 +204,16 @@ func (p *Progress) set(t Totals) {
 	p.changed.Store(t.Changed)
 }
 
-func size(n int64) string {
-	const units = "KMGTPE"
-	if n < 1<<10 {
-		return fmt.Sprintf("%d B", n)
-	}
-	f, i := float64(n)/(1<<10), 0
-	for ; f >= 1<<10 && i < len(units)-1; i++ {
-		f /= 1 << 10
-	}
-	return fmt.Sprintf("%.1f %ciB", f, units[i])
-}
+// maxCount is how many pages above a limit are counted for the refusal.
+const maxCount = 1000
 
-const (
-	// maxCount is how many pages above a limit are counted for the refusal.
-	maxCount = 1000
-	// keptPages is how many pages of a count are kept for the copy.
-	keptPages = 16
-)
-
-// Count lists the source and refuses it (OutOfRange) if it is above the limits. A copy of the source that it returns does not list the first pages
-// again.
-func (c *Copier) Count(ctx context.Context, source Source, limits Limits) (Totals, Source, error) {
-	r := c.run(Task{Source: source, Target: source.Place()})
-	kept := &counted{Source: source}
-	var t Totals
-	after, beyond := "", 0
-	for n := 0; ; n++ {
-		page, err := r.page(ctx, n, after)
-		if err != nil {
-			return Totals{}, nil, err
+// Count lists the source and refuses it (OutOfRange) if it is above the limits.
+func (c *Copier) Count(ctx context.Context, source Source, limits Limits) (t Totals, err error) {
+	r := c.newRun(Task{Source: source, Target: source.Place()})
+	page, beyond := Page{More: true}, 0
+	for n := 0; page.More; n++ {
+		if page, err = r.readPage(ctx, n, page.Last); err != nil {
+			return Totals{}, err
 		}
 		for _, o := range page.Objects {
 			t.Objects++
@@ -240,38 +221,11 @@ func (c *Copier) Count(ctx context.Context, source Source, limits Limits) (Total
 		}
 		if err := limits.check(t, !page.More); err != nil {
 			if beyond++; !page.More || beyond == maxCount {
-				return Totals{}, nil, err
+				return Totals{}, err
 			}
 		}
-		if n < keptPages {
-			kept.pages = append(kept.pages, keptPage{after, page})
-		}
-		if !page.More {
-			return t, kept, nil
-		}
-		after = page.Last
 	}
-}
-
-// counted is a source whose first pages were read to count it.
-type counted struct {
-	Source
-	pages []keptPage
-}
-
-type keptPage struct {
-	after string
-	Page
-}
-
-// Page implements Source. Each kept page is returned once. It must not be called concurrently.
-func (c *counted) Page(ctx context.Context, number int, after string) (Page, error) {
-	if number < len(c.pages) && c.pages[number].Objects != nil && c.pages[number].after == after {
-		page := c.pages[number].Page
-		c.pages[number] = keptPage{}
-		return page, nil
-	}
-	return c.Source.Page(ctx, number, after)
+	return t, nil
 }
 
 // endBound is for how long a request that was sent goes on after End.
@@ -283,7 +237,7 @@ func (c *Copier) End() { c.end() }
 // Whole returns a context for a request that must not be broken off: it goes on when ctx ends, until its timeout, or shortly after End. The service
 // would carry out a request that is broken off, too, maybe after what was copied has been removed.
 func (c *Copier) Whole(ctx context.Context) (context.Context, context.CancelFunc) {
-	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Bound)
+	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.opts.Bound)
 	stop := context.AfterFunc(c.ending, func() {
 		t := time.AfterFunc(endBound, cancel)
 		context.AfterFunc(whole, func() { t.Stop() })
@@ -293,54 +247,75 @@ func (c *Copier) Whole(ctx context.Context) (context.Context, context.CancelFunc
 
 // run is one Task in progress.
 type run struct {
-	*mover
-
-	// Of the goroutine that reads pages:
-
-	// before is the page before the one that is read; nil: that is the first one.
-	before *pageWork
-	// proven is set once it is known whether the service honours conditions on the target, and honoured if it does.
-	proven, honoured bool
-	// clear is set once it is known that an earlier run copied nothing after the page before.
-	clear bool
+	task     Task
+	source   Source
+	from     Place // of the source
+	target   Place
+	manifest manifest
+	progress *Progress
+	workers  int
+	requests *requests
+	// bare is what copies are sent without, because the service refuses it.
+	bare atomic.Int32
+	// whole is set if the service does not copy parts of objects.
+	whole atomic.Bool
+	// prepare sets the entries that a page has before anything is copied, and what is missing. after is the key before the page.
+	prepare func(ctx context.Context, after string, w *pageWork) error
 }
 
-func (c *Copier) run(t Task) *run {
+func (c *Copier) newRun(t Task) *run {
 	name := t.Target.Bucket.Backend.Name
-	r := &requests{Task: t, Copier: c, throttle: c.throttles.Of(name), limit: &atomic.Int64{}, checking: make(chan struct{}, 1)}
-	r.limit.Store(c.Threshold)
-	if known, loaded := c.limits.LoadOrStore(name, r.limit); loaded {
-		r.limit = known.(*atomic.Int64) //nolint:forcetypeassert // nothing else is stored
+	limit := &atomic.Int64{}
+	limit.Store(c.opts.Threshold)
+	if known, loaded := c.limits.LoadOrStore(name, limit); loaded {
+		limit = known.(*atomic.Int64) //nolint:forcetypeassert // nothing else is stored
 	}
-	return &run{mover: &mover{requests: r}}
+	r := &run{
+		task: t, source: t.Source, from: t.Source.Place(), target: t.Target, manifest: manifest{c.opts.Store, t.Target.Bucket, t.Manifest}, progress: t.Progress,
+		workers: c.opts.Workers,
+		requests: &requests{
+			copier: c, backend: name, still: t.Still, unanswered: t.Unanswered, throttle: c.throttles.Of(name), limit: limit, checking: make(chan struct{}, 1),
+		},
+	}
+	r.prepare = r.findMissing
+	return r
 }
 
 // Copy copies the source to the target, or what an earlier call left, and compares the target with the manifest. Busy, Unavailable and Timeout
 // mean that another call continues; other errors name what cannot be copied.
 func (c *Copier) Copy(ctx context.Context, t Task) (Totals, error) {
-	r := c.run(t)
-	totals, err := r.copy(ctx)
-	return totals, r.orOver(ctx, err)
+	r := c.newRun(t)
+	last, err := r.writeManifest(ctx)
+	if err == nil {
+		r.progress.set(last.Totals)
+		err = r.verify(ctx, c.opts.Uploads, last)
+	}
+	if err == nil {
+		err = r.requests.checkWanted(ctx)
+	}
+	return last.Totals, r.orUnwanted(ctx, err)
 }
 
-// orOver returns the error, or that the copy is no longer wanted: something may be missing because it was deleted for that reason.
-func (r *run) orOver(ctx context.Context, err error) error {
+// Plan writes into the task's manifest what its source has, and copies nothing. Like Copy it continues an earlier call. A copy of a Planned source
+// is the same however long it takes.
+func (c *Copier) Plan(ctx context.Context, t Task) (Totals, error) {
+	r := c.newRun(t)
+	r.prepare = func(_ context.Context, _ string, w *pageWork) error {
+		for i, o := range w.page.Objects {
+			w.setEntry(i, entry{Key: o.Key, Size: o.Size, SourceETag: o.ETag, Version: o.Version})
+		}
+		return nil
+	}
+	last, err := r.writeManifest(ctx)
+	return last.Totals, r.orUnwanted(ctx, err)
+}
+
+// orUnwanted returns the error, or that the copy is no longer wanted: something may be missing because it was deleted for that reason.
+func (r *run) orUnwanted(ctx context.Context, err error) error {
 	if err != nil && fault.KindOf(err).Permanent() && ctx.Err() == nil {
-		if over := r.wanted(ctx); over != nil {
-			return over
+		if unwanted := r.requests.checkWanted(ctx); unwanted != nil {
+			return unwanted
 		}
 	}
 	return err
-}
-
-func (r *run) copy(ctx context.Context) (Totals, error) {
-	last, err := r.segments(ctx, r.prepare)
-	if err != nil {
-		return Totals{}, err
-	}
-	r.Progress.set(last.Totals)
-	if err := r.verify(ctx, last); err != nil {
-		return Totals{}, err
-	}
-	return last.Totals, r.wanted(ctx)
 }

@@ -86,36 +86,45 @@ func (c *nameCheck) err(p Place) error {
 		"so that the names of the objects are unknown; give these objects names without control characters", buckets.Quoted(c.bad), p)
 }
 
-// page reads a page of the source.
-func (r *run) page(ctx context.Context, number int, after string) (page Page, err error) {
-	err = r.send(ctx, func(ctx context.Context) (err error) {
-		page, err = r.Source.Page(ctx, number, after)
+// readPage reads a page of the source.
+func (r *run) readPage(ctx context.Context, number int, after string) (page Page, err error) {
+	err = r.requests.send(ctx, func(ctx context.Context) (err error) {
+		page, err = r.source.Page(ctx, number, after)
 		return err
 	})
-	return page, backend.Classify(err, "listing "+r.Source.Place().String()+" of "+r.Source.Place().Bucket.Backend.String())
+	return page, errListing(r.from, err)
 }
 
-// there lists what is at a place after a key, up to and including the key last; toEnd: up to the end. beyond is whether there may be more after last.
-func (r *run) there(ctx context.Context, at Place, after, last string, toEnd bool, each func(Object)) (beyond bool, err error) {
+func errListing(p Place, err error) error {
+	return backend.Classify(err, "listing "+p.String()+" of "+p.Bucket.Backend.String())
+}
+
+// span is a range of the keys of a place: those after a key, up to and including last; open: up to the end.
+type span struct {
+	of          Place
+	after, last string
+	open        bool
+}
+
+// listSpan lists the current objects of a span.
+func (r *run) listSpan(ctx context.Context, s span, each func(Object)) error {
 	for {
 		var page Page
-		err := r.send(ctx, func(ctx context.Context) (err error) {
-			page, err = list(ctx, at, after)
+		if err := r.requests.send(ctx, func(ctx context.Context) (err error) {
+			page, err = list(ctx, s.of, s.after)
 			return err
-		})
-		if err != nil {
-			return true, backend.Classify(err, "listing "+at.String()+" of "+at.Bucket.Backend.String())
+		}); err != nil {
+			return errListing(s.of, err)
 		}
 		for _, o := range page.Objects {
-			if toEnd || o.Key <= last {
-				each(o)
-			} else {
-				return true, nil
+			if !s.open && o.Key > s.last {
+				return nil
 			}
+			each(o)
 		}
-		if !page.More || !toEnd && page.Last >= last {
-			return page.More, nil
+		if !page.More || !s.open && page.Last >= s.last {
+			return nil
 		}
-		after = page.Last
+		s.after = page.Last
 	}
 }

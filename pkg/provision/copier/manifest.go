@@ -48,50 +48,49 @@ type entry struct {
 // next returns the segment of the page after this one.
 func (s segment) next(page Page, entries []entry) segment {
 	next := segment{Version: version, Number: s.Number + 1, Last: page.Last, More: page.More, Objects: entries, Totals: s.Totals}
-	for _, e := range entries {
-		next.Totals.Objects++
-		next.Totals.Bytes += e.Size
-	}
+	next.Totals.add(entries)
 	return next
 }
 
-func segmentKey(manifest string, number int) string {
-	return fmt.Sprintf("%s%0*d", manifest, digits, number)
+// manifest is where the segments of a copy are.
+type manifest struct {
+	store  *records.Store
+	bucket buckets.Bucket
+	prefix string
 }
 
-// before is the segment before the first one.
-func before() segment { return segment{Number: -1, More: true} }
+func (m manifest) key(number int) string { return fmt.Sprintf("%s%0*d", m.prefix, digits, number) }
 
 // lastSegment finds the segment with the highest number.
 func (r *run) lastSegment(ctx context.Context) (segment, error) {
 	last := ""
-	next, more := buckets.CurrentObjects(r.Target.Bucket.AsOwn(), r.Manifest, 0, buckets.NoRetry), true
+	next, more := buckets.CurrentObjects(r.manifest.bucket.AsOwn(), r.manifest.prefix, 0, buckets.NoRetry), true
 	for more {
 		var page []buckets.Object
-		err := r.send(ctx, func(ctx context.Context) (err error) {
+		err := r.requests.send(ctx, func(ctx context.Context) (err error) {
 			page, more, err = next(ctx)
 			return err
 		})
 		if err != nil {
-			return segment{}, backend.Classify(err, "listing the manifest "+r.Manifest+" of "+r.Target.Bucket.String())
+			return segment{}, backend.Classify(err, "listing the manifest "+r.manifest.prefix+" of "+r.target.Bucket.String())
 		}
 		for _, o := range page {
 			last = max(last, o.Key)
 		}
 	}
 	if last == "" {
-		return before(), nil
+		return segment{Number: -1, More: true}, nil // before the first one
 	}
-	number, err := strconv.Atoi(strings.TrimPrefix(last, r.Manifest))
+	number, err := strconv.Atoi(strings.TrimPrefix(last, r.manifest.prefix))
 	if err != nil {
-		return segment{}, fault.Errorf(fault.Precondition, "%s of %s is not a segment of a manifest: find out which program wrote it", last, r.Target.Bucket)
+		return segment{}, fault.Errorf(fault.Precondition, "%s of %s is not a segment of a manifest: find out which program wrote it", last, r.target.Bucket)
 	}
-	return readSegment(ctx, r.Store, r.Target.Bucket, r.Manifest, number)
+	return r.manifest.read(ctx, number)
 }
 
-func readSegment(ctx context.Context, store Store, b buckets.Bucket, manifest string, number int) (segment, error) {
-	key := segmentKey(manifest, number)
-	data, _, err := store.Get(ctx, b.AsOwn(), key, maxSegment)
+func (m manifest) read(ctx context.Context, number int) (segment, error) {
+	key := m.key(number)
+	data, _, err := m.store.Get(ctx, m.bucket.AsOwn(), key, maxSegment)
 	if err != nil {
 		return segment{}, err
 	}
@@ -107,7 +106,7 @@ func readSegment(ctx context.Context, store Store, b buckets.Bucket, manifest st
 		err = fmt.Errorf("it has number %d", s.Number)
 	}
 	if err != nil {
-		return segment{}, fault.Errorf(fault.Precondition, "%s of %s is not a segment of a manifest that this driver can read: %w", key, b, err)
+		return segment{}, fault.Errorf(fault.Precondition, "%s of %s is not a segment of a manifest that this driver can read: %w", key, m.bucket, err)
 	}
 	return s, nil
 }
@@ -118,34 +117,35 @@ func (r *run) writeSegment(ctx context.Context, s segment) (segment, error) {
 	if err != nil {
 		return segment{}, fault.Errorf(fault.Unknown, "encoding a manifest segment: %w", err)
 	}
-	put := func() error {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		whole, cancel := r.Whole(ctx)
-		defer cancel()
-		_, err := r.Store.Put(whole, r.Target.Bucket.AsOwn(), segmentKey(r.Manifest, s.Number), "", data)
-		if backend.MayArrive(err) {
-			r.unanswered()
-		}
-		return err
-	}
 	for attempt := 1; ; attempt++ {
-		err = put()
+		err := r.requests.sendWhole(ctx, func(ctx context.Context) error {
+			_, err := r.manifest.store.Put(ctx, r.manifest.bucket.AsOwn(), r.manifest.key(s.Number), "", data)
+			return err
+		})
 		switch {
 		case errors.Is(err, records.ErrChanged):
-			return readSegment(ctx, r.Store, r.Target.Bucket, r.Manifest, s.Number)
+			return r.manifest.read(ctx, s.Number)
 		case !fault.Is(err, fault.Busy) || attempt == segmentAttempts || !throttle.Pause(ctx, attempt):
 			return s, err
 		}
 	}
 }
 
+// readPage returns a segment as a page of a source, with an object for each entry.
+func (m manifest) readPage(ctx context.Context, number int, object func(e entry) Object) (Page, error) {
+	s, err := m.read(ctx, number)
+	page := Page{Last: s.Last, More: s.More}
+	for _, e := range s.Objects {
+		page.Objects = append(page.Objects, object(e))
+	}
+	return page, err
+}
+
 // Copied is the source of a copy of a copy: its pages are the segments of a manifest.
 type Copied struct {
 	Of       Place
 	Manifest string
-	Store    Store
+	Store    *records.Store
 }
 
 // Place implements Source.
@@ -153,13 +153,26 @@ func (c Copied) Place() Place { return c.Of }
 
 // Page implements Source.
 func (c Copied) Page(ctx context.Context, number int, _ string) (Page, error) {
-	s, err := readSegment(ctx, c.Store, c.Of.Bucket, c.Manifest, number)
-	if err != nil {
-		return Page{}, err
-	}
-	p := Page{Objects: make([]Object, len(s.Objects)), Last: s.Last, More: s.More}
-	for i, e := range s.Objects {
-		p.Objects[i] = Object{Key: e.Key, ETag: e.ETag, Size: e.Size, Fixed: true}
-	}
-	return p, nil
+	return manifest{c.Store, c.Of.Bucket, c.Manifest}.readPage(ctx, number, func(e entry) Object {
+		return Object{Key: e.Key, ETag: e.ETag, Size: e.Size, Fixed: true}
+	})
+}
+
+// Planned is the source of the objects of a plan.
+type Planned struct {
+	Of Place
+	// Plan is the prefix of the plan's segments, which are in the bucket In.
+	Plan  string
+	In    buckets.Bucket
+	Store *records.Store
+}
+
+// Place implements Source.
+func (p Planned) Place() Place { return p.Of }
+
+// Page implements Source.
+func (p Planned) Page(ctx context.Context, number int, _ string) (Page, error) {
+	return manifest{p.Store, p.In, p.Plan}.readPage(ctx, number, func(e entry) Object {
+		return Object{Key: e.Key, ETag: e.SourceETag, Version: e.Version, Size: e.Size, Fixed: true}
+	})
 }

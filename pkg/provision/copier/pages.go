@@ -15,37 +15,24 @@ import (
 
 // pageWork is a page in progress.
 type pageWork struct {
-	Page
+	page Page
 	// entries has an entry for each object of the page, without a key until it is copied, and if it was deleted meanwhile.
 	entries []entry
 	missing []int // the objects that are to be copied
 	changed atomic.Int64
 	left    atomic.Int64  // objects without an entry, and one for the reader
 	done    chan struct{} // closed when left is 0
-	// least is the smallest object, and leastDone is closed when leastEntry is its entry.
-	least      int
-	leastEntry entry
-	leastDone  chan struct{}
 }
 
 func newPageWork(page Page) *pageWork {
-	w := &pageWork{Page: page, entries: make([]entry, len(page.Objects)), done: make(chan struct{}), leastDone: make(chan struct{})}
+	w := &pageWork{page: page, entries: make([]entry, len(page.Objects)), done: make(chan struct{})}
 	w.left.Store(int64(len(page.Objects)) + 1)
-	for i, o := range page.Objects {
-		if o.Size < page.Objects[w.least].Size {
-			w.least = i
-		}
-	}
 	return w
 }
 
-// have sets the entry of an object. Each is set once.
-func (w *pageWork) have(i int, e entry) {
+// setEntry sets the entry of an object. Each is set once.
+func (w *pageWork) setEntry(i int, e entry) {
 	w.entries[i] = e
-	if i == w.least {
-		w.leastEntry = e
-		close(w.leastDone)
-	}
 	w.release()
 }
 
@@ -61,18 +48,15 @@ type object struct {
 	i  int
 }
 
-// preparer sets the entries that a page has before anything is copied, and what is missing. after is the key before the page.
-type preparer func(ctx context.Context, after string, w *pageWork) error
-
-// segments writes the segments of the source's pages that are not written yet, and returns the last one.
-func (r *run) segments(ctx context.Context, prepare preparer) (segment, error) {
+// writeManifest writes the segments of the source's pages that are not written yet, and returns the last one.
+func (r *run) writeManifest(ctx context.Context) (segment, error) {
 	last, err := r.lastSegment(ctx)
 	if err != nil {
 		return segment{}, err
 	}
 	for last.More {
-		r.Progress.set(last.Totals)
-		if last, err = r.stream(ctx, last, prepare); err != nil {
+		r.progress.set(last.Totals)
+		if last, err = r.stream(ctx, last); err != nil {
 			return segment{}, err
 		}
 	}
@@ -83,19 +67,18 @@ func (r *run) segments(ctx context.Context, prepare preparer) (segment, error) {
 // each request that may be in flight, and one writes the segments of pages that are complete. At most three pages are in memory.
 //
 // It returns early if another process wrote a segment that ends elsewhere than the page of this one.
-func (r *run) stream(ctx context.Context, last segment, prepare preparer) (segment, error) {
+func (r *run) stream(ctx context.Context, last segment) (segment, error) {
 	g, ctx := errgroup.WithContext(ctx)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	pages := make(chan *pageWork, 1)
 	objects := make(chan object, pageSize) // while the next page is read, the workers have those of this one
-	r.before, r.clear = nil, false
 	g.Go(func() error {
 		defer close(pages)
 		defer close(objects)
-		return r.readPages(ctx, last, prepare, pages, objects)
+		return r.readPages(ctx, last, pages, objects)
 	})
-	for range r.Workers { // they stay, because the stack of a new goroutine grows with its first request
+	for range r.workers { // they stay, because the stack of a new goroutine grows with its first request
 		g.Go(func() error { return r.copyObjects(ctx, objects) })
 	}
 	early := false
@@ -112,18 +95,18 @@ func (r *run) stream(ctx context.Context, last segment, prepare preparer) (segme
 }
 
 // readPages reads the pages after a segment and hands them and their objects on.
-func (r *run) readPages(ctx context.Context, last segment, prepare preparer, pages chan<- *pageWork, objects chan<- object) error {
+func (r *run) readPages(ctx context.Context, last segment, pages chan<- *pageWork, objects chan<- object) error {
 	after, more := last.Last, true
 	for number := last.Number + 1; more; number++ {
-		if err := r.wanted(ctx); err != nil {
+		if err := r.requests.checkWanted(ctx); err != nil {
 			return err
 		}
-		page, err := r.page(ctx, number, after)
+		page, err := r.readPage(ctx, number, after)
 		if err != nil {
 			return err
 		}
 		w := newPageWork(page)
-		if err := prepare(ctx, after, w); err != nil {
+		if err := r.prepare(ctx, after, w); err != nil {
 			return err
 		}
 		select {
@@ -139,57 +122,31 @@ func (r *run) readPages(ctx context.Context, last segment, prepare preparer, pag
 			}
 		}
 		w.release()
-		r.before, after, more = w, page.Last, page.More
+		after, more = page.Last, page.More
 	}
 	return nil
 }
 
-// prepare finds out which objects of a page are at the target.
-func (r *run) prepare(ctx context.Context, after string, w *pageWork) error {
-	if len(w.Objects) == 0 {
+// findMissing finds out which objects of a page are at the target.
+func (r *run) findMissing(ctx context.Context, after string, w *pageWork) error {
+	if len(w.page.Objects) == 0 {
 		return nil
-	}
-	if err := r.proveOnce(ctx); err != nil {
-		return err
 	}
 	there := map[string]Object{}
-	if !r.clear || !r.honoured || r.bare.Load() > 0 {
-		beyond, err := r.there(ctx, r.Target, after, w.Last, !w.More, func(o Object) { there[o.Key] = o })
-		if err != nil {
-			return err
+	if err := r.listSpan(ctx, span{r.target, after, w.page.Last, !w.page.More}, func(o Object) { there[o.Key] = o }); err != nil {
+		return err
+	}
+	for i, o := range w.page.Objects {
+		have, ok := there[o.Key]
+		switch {
+		case !ok:
+			w.missing = append(w.missing, i)
+		case have.Size != o.Size && o.Fixed:
+			return r.errLost(o)
+		default: // copied before this run
+			w.setEntry(i, entry{Key: o.Key, Size: have.Size, ETag: have.ETag, Version: o.Version})
+			r.countObject(have.Size)
 		}
-		r.clear = !beyond
-	}
-	for i, o := range w.Objects {
-		if have, ok := there[o.Key]; ok { // copied before this run
-			if have.Size != o.Size && o.Fixed {
-				return r.lost(o)
-			}
-			w.have(i, entry{Key: o.Key, Size: have.Size, ETag: have.ETag, Version: o.Version})
-			r.count(have.Size)
-			continue
-		}
-		w.missing = append(w.missing, i)
-	}
-	// The first one is needed for a proof.
-	if first := slices.Index(w.missing, w.least); first > 0 {
-		w.missing[0], w.missing[first] = w.missing[first], w.missing[0]
-	}
-	return nil
-}
-
-// proveOnce finds out whether conditions on the target are honoured, if that is not known, with an object of the page before.
-func (r *run) proveOnce(ctx context.Context) error {
-	if r.proven || r.before == nil || len(r.before.Objects) == 0 {
-		return nil
-	}
-	select {
-	case <-r.before.leastDone:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	if e := r.before.leastEntry; e.Key != "" {
-		r.proven, r.honoured = r.prove(ctx, e)
 	}
 	return nil
 }
@@ -197,18 +154,18 @@ func (r *run) proveOnce(ctx context.Context) error {
 // copyObjects copies objects until there are no more.
 func (r *run) copyObjects(ctx context.Context, objects <-chan object) error {
 	for o := range objects {
-		e, changed, err := r.copyObject(ctx, o.of.Objects[o.i])
+		e, changed, err := r.copyObject(ctx, o.of.page.Objects[o.i])
 		if err != nil {
 			return err
 		}
 		if changed {
 			o.of.changed.Add(1)
-			r.Progress.changed.Add(1)
+			r.progress.changed.Add(1)
 		}
 		if e.Key != "" {
-			r.count(e.Size)
+			r.countObject(e.Size)
 		}
-		o.of.have(o.i, e)
+		o.of.setEntry(o.i, e)
 	}
 	return nil
 }
@@ -222,12 +179,12 @@ func (r *run) confirmGone(ctx context.Context, after string, w *pageWork) error 
 	gone := map[string]int{}
 	for i, e := range w.entries {
 		if e.Key == "" {
-			gone[w.Objects[i].Key] = i
+			gone[w.page.Objects[i].Key] = i
 		}
 	}
 	for attempt := 1; len(gone) > 0; attempt++ {
 		var listed []Object
-		if _, err := r.there(ctx, r.Source.Place(), after, w.Last, false, func(o Object) {
+		if err := r.listSpan(ctx, span{of: r.from, after: after, last: w.page.Last}, func(o Object) {
 			if _, ok := gone[o.Key]; ok {
 				listed = append(listed, o)
 			}
@@ -244,7 +201,7 @@ func (r *run) confirmGone(ctx context.Context, after string, w *pageWork) error 
 				left = append(left, o.Key)
 				continue
 			}
-			r.count(e.Size)
+			r.countObject(e.Size)
 			w.entries[gone[o.Key]] = e
 			delete(gone, o.Key)
 		}
@@ -254,7 +211,7 @@ func (r *run) confirmGone(ctx context.Context, after string, w *pageWork) error 
 		case attempt == goneAttempts:
 			return fault.Errorf(fault.Precondition,
 				"%s of %s cannot be copied: the service lists these keys, but has no such objects: the names in its listing are not those of the objects; "+
-					"give them names without special characters", buckets.Quoted(left), r.Source.Place())
+					"give them names without special characters", buckets.Quoted(left), r.from)
 		case !throttle.Pause(ctx, attempt):
 			return context.Cause(ctx)
 		}
@@ -262,10 +219,10 @@ func (r *run) confirmGone(ctx context.Context, after string, w *pageWork) error 
 	return nil
 }
 
-// count adds an object to the progress.
-func (r *run) count(size int64) {
-	r.Progress.objects.Add(1)
-	r.Progress.bytes.Add(size)
+// countObject adds an object to the progress.
+func (r *run) countObject(size int64) {
+	r.progress.objects.Add(1)
+	r.progress.bytes.Add(size)
 }
 
 // writeSegments writes the segments of pages, in their order, when they are complete. early is set if another process wrote a segment that ends
@@ -280,16 +237,16 @@ func (r *run) writeSegments(ctx context.Context, last segment, pages <-chan *pag
 		if err := r.confirmGone(ctx, last.Last, w); err != nil {
 			return last, false, err
 		}
-		s := last.next(w.Page, slices.DeleteFunc(w.entries, func(e entry) bool { return e.Key == "" }))
+		s := last.next(w.page, slices.DeleteFunc(w.entries, func(e entry) bool { return e.Key == "" }))
 		s.Totals.Changed += w.changed.Load()
-		if err := r.Limits.check(s.Totals, !w.More); err != nil {
+		if err := r.task.Limits.check(s.Totals, !w.page.More); err != nil {
 			return last, false, err
 		}
 		if last, err = r.writeSegment(ctx, s); err != nil {
 			return last, false, err
 		}
 		klog.FromContext(ctx).V(4).Info("Wrote manifest segment", "page", last.Number, "objects", last.Totals.Objects, "bytes", last.Totals.Bytes)
-		if last.Last != w.Last || last.More != w.More {
+		if last.Last != w.page.Last || last.More != w.page.More {
 			return last, true, nil
 		}
 	}

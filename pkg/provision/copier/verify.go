@@ -1,8 +1,8 @@
 package copier
 
 import (
+	"cmp"
 	"context"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
@@ -17,52 +17,36 @@ const verifiers = 8
 
 // verify compares the target with the manifest, page by page: keys, sizes and ETags, and the totals. It removes objects that are in no
 // segment, which a process that was killed or that lost a race left, and unfinished uploads.
-func (r *run) verify(ctx context.Context, last segment) error {
-	err := r.Uploads.UploadsBelow(ctx, r.Target.Bucket, r.Target.Prefix, func(key, id string) error {
-		if err := buckets.CheckBelow(r.Target.Prefix, key); err != nil {
+func (r *run) verify(ctx context.Context, uploads *buckets.Opener, last segment) error {
+	err := uploads.UploadsBelow(ctx, r.target.Bucket, r.target.Prefix, func(key, id string) error {
+		if err := buckets.CheckBelow(r.target.Prefix, key); err != nil {
 			return err
 		}
-		r.abort(ctx, key, id)
+		r.abortUpload(ctx, key, id)
 		return nil
 	})
 	if err != nil {
-		return backend.Classify(err, "listing unfinished uploads below "+r.Target.String())
+		return backend.Classify(err, "listing unfinished uploads below "+r.target.String())
 	}
-	var mu sync.Mutex
 	var sum Totals
-	g, ctx := errgroup.WithContext(ctx)
+	var s segment
+	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(verifiers)
-	before := make(chan string, 1) // the last key of the segment before
-	before <- ""
-	for n := 0; n <= last.Number; n++ {
-		mine := before
-		next := make(chan string, 1)
-		before = next
-		g.Go(func() error {
-			s, err := readSegment(ctx, r.Store, r.Target.Bucket, r.Manifest, n)
-			if err != nil {
-				return err
-			}
-			next <- s.Last
-			mu.Lock()
-			for _, e := range s.Objects {
-				sum.Objects++
-				sum.Bytes += e.Size
-			}
-			mu.Unlock()
-			select {
-			case after := <-mine:
-				return r.verifySegment(ctx, after, s)
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
-		})
+	for n := 0; n <= last.Number && err == nil; n++ {
+		after := s.Last
+		if s, err = r.manifest.read(gctx, n); err == nil {
+			sum.add(s.Objects)
+			compared := s
+			g.Go(func() error { return r.verifySegment(gctx, after, compared) })
+		}
 	}
-	if err := g.Wait(); err != nil {
+	// The error of a comparison comes first: the reading may have ended only because of it.
+	if err := cmp.Or(g.Wait(), err); err != nil {
 		return err
 	}
 	if sum.Objects != last.Totals.Objects || sum.Bytes != last.Totals.Bytes {
-		return fault.Errorf(fault.Precondition, "the segments of the manifest %s have %d objects and %d bytes, the last one says %d and %d", r.Manifest, sum.Objects, sum.Bytes, last.Totals.Objects, last.Totals.Bytes)
+		return fault.Errorf(fault.Precondition, "the segments of the manifest %s have %d objects and %d bytes, the last one says %d and %d",
+			r.manifest.prefix, sum.Objects, sum.Bytes, last.Totals.Objects, last.Totals.Bytes)
 	}
 	return nil
 }
@@ -75,30 +59,27 @@ func (r *run) verifySegment(ctx context.Context, after string, s segment) error 
 	}
 	var extra []string
 	var differs error
-	_, err := r.there(ctx, r.Target, after, s.Last, !s.More, func(o Object) {
+	err := r.listSpan(ctx, span{r.target, after, s.Last, !s.More}, func(o Object) {
 		e, ok := want[o.Key]
 		delete(want, o.Key)
 		switch {
-		case !ok && r.Keep:
+		case !ok && r.task.Keep:
 		case !ok:
 			extra = append(extra, o.Key)
 		case e.Size != o.Size, e.ETag != "" && o.ETag != "" && e.ETag != o.ETag:
-			differs = fault.Errorf(fault.Precondition, "the copy of %q below %s has %d bytes and ETag %s, the manifest says %d and %s: another program changed it, or the service ignores the conditions of copies",
-				o.Key, r.Target, o.Size, o.ETag, e.Size, e.ETag)
+			differs = fault.Errorf(fault.Precondition, "the copy of %q below %s has %d bytes and ETag %s, the manifest says %d and %s: another program changed it, "+
+				"or the service ignores the conditions of copies", o.Key, r.target, o.Size, o.ETag, e.Size, e.ETag)
 		}
 	})
-	if err != nil || differs != nil {
-		if err == nil {
-			err = differs
-		}
+	if err := cmp.Or(err, differs); err != nil {
 		return err
 	}
 	for key := range want {
-		return fault.Errorf(fault.Precondition, "%d copied objects are missing below %s, for example %q: another program deleted them", len(want), r.Target, key)
+		return fault.Errorf(fault.Precondition, "%d copied objects are missing below %s, for example %q: another program deleted them", len(want), r.target, key)
 	}
 	for _, key := range extra {
-		klog.FromContext(ctx).V(2).Info("Removing object that is not in the manifest", "bucket", r.Target.Bucket.Info.Name, "key", r.Target.Prefix+key)
-		if err := r.drop(ctx, key); err != nil {
+		klog.FromContext(ctx).V(2).Info("Removing object that is not in the manifest", "bucket", r.target.Bucket.Info.Name, "key", r.target.Prefix+key)
+		if err := r.dropObject(ctx, key); err != nil {
 			return err
 		}
 	}

@@ -111,7 +111,9 @@ func asOf(versions []buckets.Version, at time.Time) (was buckets.Version, found 
 	for i, v := range versions {
 		switch {
 		case v.Time.After(at) && v.ID == "null" && !strings.HasSuffix(v.Key, "/"): // versitygw has no versions of directories
-			return was, false, fault.Errorf(fault.Precondition, "the versioning of the bucket was suspended after %s, the time of the snapshot: %q has been overwritten since without a version", at.UTC().Format(time.RFC3339Nano), v.Key)
+			return was, false, fault.Errorf(fault.Precondition,
+				"the versioning of the bucket was suspended after %s, the time of the snapshot: %q has been overwritten since without a version",
+				at.UTC().Format(time.RFC3339Nano), v.Key)
 		case v.Time.After(at):
 		case v.Deleted && marker < 0:
 			marker = i
@@ -130,47 +132,4 @@ func asOf(versions []buckets.Version, at time.Time) (was buckets.Version, found 
 		return was, false, nil
 	}
 	return versions[object], true, nil
-}
-
-// Planned is the source of the objects of a plan.
-type Planned struct {
-	Of Place
-	// Plan is the prefix of the plan's segments, which are in the bucket In.
-	Plan  string
-	In    buckets.Bucket
-	Store Store
-}
-
-// Place implements Source.
-func (p Planned) Place() Place { return p.Of }
-
-// Page implements Source.
-func (p Planned) Page(ctx context.Context, number int, _ string) (Page, error) {
-	s, err := readSegment(ctx, p.Store, p.In, p.Plan, number)
-	if err != nil {
-		return Page{}, err
-	}
-	page := Page{Objects: make([]Object, len(s.Objects)), Last: s.Last, More: s.More}
-	for i, e := range s.Objects {
-		page.Objects[i] = Object{Key: e.Key, ETag: e.SourceETag, Version: e.Version, Size: e.Size, Fixed: true}
-	}
-	return page, nil
-}
-
-// Plan writes into the task's manifest what its source has, and copies nothing. Like Copy it continues an earlier call. A copy of a Planned source
-// is the same however long it takes.
-func (c *Copier) Plan(ctx context.Context, t Task) (Totals, error) {
-	r := c.run(t)
-	totals, err := r.plan(ctx)
-	return totals, r.orOver(ctx, err)
-}
-
-func (r *run) plan(ctx context.Context) (Totals, error) {
-	last, err := r.segments(ctx, func(_ context.Context, _ string, w *pageWork) error {
-		for i, o := range w.Objects {
-			w.have(i, entry{Key: o.Key, Size: o.Size, SourceETag: o.ETag, Version: o.Version})
-		}
-		return nil
-	})
-	return last.Totals, err
 }

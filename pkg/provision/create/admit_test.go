@@ -53,8 +53,9 @@ func TestWhatTheOperatorsRulesForbidIsNotCreated(t *testing.T) {
 		"a template that is known":     {rules, request(t, "team-a", "roleARN", "arn:aws:iam::111122223333:role/csi-${pod.namespace}"), ""},
 		"a template that is too wide":  {rules, request(t, "team-a", "roleARN", "arn:aws:iam::111122223333:role/x-${pod.namespace}"), "role/x-team-a"},
 		"a template of the pod":        {rules, request(t, "team-a", "roleARN", "arn:aws:iam::111122223333:role/${pod.serviceAccountName}"), ""},
-		"the backend's own role":       {rules + ", workloadRoleARN: 'arn:aws:iam::111122223333:role/all'", request(t, "team-a", "credentials", "workload"), "role/all"},
-		"which is for workloads":       {rules + ", workloadRoleARN: 'arn:aws:iam::111122223333:role/all'", request(t, "team-a"), ""},
+		"the backend's own role": {rules + ", workloadRoleARN: 'arn:aws:iam::111122223333:role/all'", request(t, "team-a", "credentials", "workload"),
+			"role/all"},
+		"which is for workloads": {rules + ", workloadRoleARN: 'arn:aws:iam::111122223333:role/all'", request(t, "team-a"), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := admit(lab(t, c.settings), c.r)

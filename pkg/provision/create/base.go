@@ -2,7 +2,6 @@ package create
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -73,22 +72,18 @@ func reservedNames(base string) []string {
 }
 
 func (c *Creator) reserveName(ctx context.Context, b buckets.Bucket, base, name string) error {
-	for range maxRaces {
-		found, err := c.Records.Read(ctx, b, name)
+	_, err := records.Update(ctx, c.Records.OfName(b, name), func(found records.Stored, err error) (*records.Stored, error) {
 		switch {
 		case err == nil:
-			return aroundBase(found.Record, base, b)
+			return nil, aroundBase(found.Record, base, b)
 		case !fault.Is(err, fault.NotFound):
-			return err
+			return nil, err
 		case backend.IsNoSuchBucket(err):
-			return c.noBucket(b, err)
+			return nil, c.noBucket(b, err)
 		}
-		_, err = c.Records.Write(ctx, b, name, "", records.NewReservation(c.Records.Owner, name, c.Records.Now()))
-		if !errors.Is(err, records.ErrChanged) {
-			return err
-		}
-	}
-	return fault.Errorf(fault.Busy, "reserving the base prefix %q in %s: the record of %q keeps changing", base, b, name)
+		return &records.Stored{Record: c.Records.NewReservation(name)}, nil
+	})
+	return err
 }
 
 // aroundBase refuses a record of a volume that contains, or contained, the base prefix.
@@ -97,10 +92,12 @@ func aroundBase(r records.Record, base string, b buckets.Bucket) error {
 		return nil
 	}
 	if r.State == records.StateDeleted || r.Generation > 1 {
-		return fault.Errorf(fault.Precondition, "parameters.prefix: the base prefix %q in %s lies inside %q, where volume %q was before it was deleted: choose another prefix, because an interrupted deletion might continue there",
+		return fault.Errorf(fault.Precondition, "parameters.prefix: the base prefix %q in %s lies inside %q, where volume %q was before it was deleted: "+
+			"choose another prefix, because an interrupted deletion might continue there",
 			base, b, r.FirstPrefix, r.Name)
 	}
-	return fault.Errorf(fault.Precondition, "parameters.prefix: the base prefix %q in %s lies inside volume %q (%s): volumes cannot be nested, choose another prefix", base, b, r.Name, r.VolumeID)
+	return fault.Errorf(fault.Precondition, "parameters.prefix: the base prefix %q in %s lies inside volume %q (%s): volumes cannot be nested, choose "+
+		"another prefix", base, b, r.Name, r.VolumeID)
 }
 
 // noBucket is the error for a bucket that existed a moment ago.

@@ -33,11 +33,12 @@ const (
 //     otherwise it is a conflict
 //  3. else create it with its tags, or tag it afterwards if the service drops them
 //  4. finish the proof; if it fails, remove the bucket that this call created
-func (c *Creator) createBucket(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (volume.ID, error) {
+func (c *Creator) createBucket(ctx context.Context, a identity.Access, r Request) (volume.ID, error) {
+	be, keys := a.Backend, a.Keys
 	id := r.Parameters.ID(r.Name, 1)
-	v := bucketCreation{Creator: c, be: be, keys: keys, bucket: id.Bucket, owner: r.Parameters.Node.ExpectedBucketOwner,
-		want: records.NewTags(c.Records.Owner, r.Name, id, r.Parameters)}
-	v.proof, v.refused = c.Proofs.Bucket(ctx, be, who, id.Bucket, r.Parameters)
+	v := bucketCreation{creator: c, be: be, keys: keys, bucket: id.Bucket, owner: r.Parameters.Node.ExpectedBucketOwner,
+		want: c.Records.NewTags(r.Name, id, r.Parameters)}
+	v.proof, v.refused = c.Proofs.Bucket(ctx, be, proofs.Subject{Who: a.Who, Bucket: id.Bucket, Parameters: r.Parameters})
 	release, err := c.Opener.Lock(ctx, be, id.Bucket)
 	if err != nil {
 		return volume.ID{}, fault.Errorf(fault.Busy, "bucket %s: another call is creating or deleting it: %w", id.Bucket, err)
@@ -49,7 +50,7 @@ func (c *Creator) createBucket(ctx context.Context, be backend.Backend, who iden
 	switch {
 	case err == nil:
 		if err = v.found(ctx, b); err == nil {
-			err = v.limited(ctx, b.Info, false)
+			err = v.limited(ctx, b.Info, notMade)
 		}
 		return id, err
 	case !fault.Is(err, fault.NotFound):
@@ -68,14 +69,17 @@ func (c *Creator) createBucket(ctx context.Context, be backend.Backend, who iden
 	return id, err
 }
 
+// notMade says that another call created the bucket.
+const notMade = false
+
 // bucketCreation is one CreateVolume of a bucket volume.
 type bucketCreation struct {
-	*Creator
-	be     backend.Backend
-	keys   credentials.Keys
-	bucket string
-	owner  string // account id that must own it, if set in the class
-	want   records.Tags
+	creator *Creator
+	be      backend.Backend
+	keys    credentials.Keys
+	bucket  string
+	owner   string // account id that must own it, if set in the class
+	want    records.Tags
 	// proof is the part of the proof of scope that needs the bucket; nil: none. refused is why it failed without the bucket.
 	proof   proofs.BucketProof
 	refused error
@@ -123,7 +127,7 @@ func (c *bucketCreation) settled(ctx context.Context, client *s3.Client) (record
 
 // create creates a bucket that did not exist a moment ago. made is false if another controller, for example, created it.
 func (c *bucketCreation) create(ctx context.Context) (made bool, err error) {
-	client, err := c.Clients.S3(ctx, c.be, c.keys, "")
+	client, err := c.creator.Clients.S3(ctx, c.be, c.keys, "")
 	if err != nil {
 		return false, err
 	}
@@ -146,7 +150,7 @@ func (c *bucketCreation) create(ctx context.Context) (made bool, err error) {
 	if c.owner != "" {
 		// CreateBucket has no expected owner. S3 refuses this request if another account owns the bucket.
 		info := backend.BucketInfo{Name: c.bucket, Region: c.be.StartRegion(), Owner: c.owner}
-		if reader, err = c.Clients.Bucket(ctx, c.be, c.keys, info); err != nil {
+		if reader, err = c.creator.Clients.Bucket(ctx, c.be, c.keys, info); err != nil {
 			return true, undo(err)
 		}
 	}
@@ -181,7 +185,7 @@ func (c *bucketCreation) limited(ctx context.Context, info backend.BucketInfo, m
 	case !made:
 		return fault.Errorf(fault.Busy, "bucket %s exists for the volume and cannot be used yet: %w", c.bucket, err)
 	}
-	client, clientErr := c.Clients.S3(ctx, c.be, c.keys, "")
+	client, clientErr := c.creator.Clients.S3(ctx, c.be, c.keys, "")
 	if clientErr != nil {
 		return fault.Errorf(fault.Busy, "%w; removing the bucket %s: %w", err, c.bucket, clientErr)
 	}

@@ -23,8 +23,12 @@ type Request struct {
 	Options    []volume.Option  // the volume's mount options
 	Keys       credentials.Keys // of the request's secret; zero: none
 	RoleARN    string           // of the request's secret; "": none
-	// Check is called before a volume with content is created; nil: no check. It is not called if the volume exists.
-	Check func(context.Context) error
+	// Check is called before a volume with content is created, Fill when it exists; nil: it has no content. Their access has the settings of the
+	// config file, without those of Options.
+	Check func(ctx context.Context, a identity.Access) error
+	Fill  func(ctx context.Context, a identity.Access, id volume.ID) error
+
+	access identity.Access // for Check and Fill
 }
 
 // DeletingError is in the chain of the error for a name whose volume is being deleted.
@@ -39,7 +43,7 @@ func (r Request) check(ctx context.Context) error {
 	if r.Check == nil {
 		return nil
 	}
-	return r.Check(ctx)
+	return r.Check(ctx, r.access)
 }
 
 // Service returns properties of a bucket; *backend.Buckets implements it.
@@ -50,8 +54,8 @@ type Service interface {
 
 // Proofs proves that sessions can be limited to a volume, if it needs that; *proofs.Prover implements it.
 type Proofs interface {
-	Prefix(ctx context.Context, b buckets.Bucket, who identity.Identity, name string, params volume.Parameters) error
-	Bucket(ctx context.Context, be backend.Backend, who identity.Identity, bucket string, params volume.Parameters) (proofs.BucketProof, error)
+	Prefix(ctx context.Context, b buckets.Bucket, s proofs.Subject) error
+	Bucket(ctx context.Context, be backend.Backend, s proofs.Subject) (proofs.BucketProof, error)
 }
 
 // Creator creates volumes. All methods may be called concurrently.
@@ -70,11 +74,11 @@ type Creator struct {
 // Exists: the name or the prefix is used otherwise. Precondition: the bucket or its service does not support such a volume. Denied: the
 // operator's rules or the service do not allow it.
 func (c *Creator) Create(ctx context.Context, r Request) (id volume.ID, err error) {
-	be, who, err := c.Identities.Find(r.Parameters.Backend, r.Keys, r.RoleARN)
+	configured, who, err := c.Identities.Find(r.Parameters.Backend, r.Keys, r.RoleARN)
 	if err != nil {
 		return volume.ID{}, err
 	}
-	be = be.For(r.Options)
+	be := configured.For(r.Options)
 	if err := admit(be, r); err != nil {
 		return volume.ID{}, err
 	}
@@ -83,10 +87,17 @@ func (c *Creator) Create(ctx context.Context, r Request) (id volume.ID, err erro
 		return volume.ID{}, err
 	}
 	defer func() { c.Identities.Invalidate(be, who, keys, err) }()
+	a := identity.Access{Backend: be, Who: who, Keys: keys}
+	r.access = identity.Access{Backend: configured, Who: who, Keys: keys}
 	if r.Parameters.BucketName == "" {
-		return c.createBucket(ctx, be, who, keys, r)
+		id, err = c.createBucket(ctx, a, r)
+	} else {
+		id, err = c.createPrefix(ctx, a, r)
 	}
-	return c.createPrefix(ctx, be, who, keys, r)
+	if err == nil && r.Fill != nil {
+		err = r.Fill(ctx, r.access, id)
+	}
+	return id, err
 }
 
 // admit refuses volumes that no node would mount: a scope below the backend's, or a violation of the operator's rules. Nodes check each

@@ -21,8 +21,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func testRecord() records.Record {
 	return records.Record{
-		Version: 1, Driver: "d", Cluster: "c", Name: "v", VolumeID: "default:bucket/base/v/", ParametersDigest: "v1:00", OnDelete: volume.OnDeleteDelete,
-		State: records.StateActive, Generation: 1, FirstPrefix: "base/v/", Created: testTime, Updated: testTime,
+		Version: 1, Driver: "d", Cluster: "c", Name: "v", VolumeID: "default:bucket/base/v/", ParametersDigest: volume.Parameters{}.Digest(),
+		OnDelete: volume.OnDeleteDelete,
+		State:    records.StateActive, Generation: 1, FirstPrefix: "base/v/", Created: testTime, Updated: testTime,
 	}
 }
 
@@ -36,7 +37,7 @@ func later(r records.Record) records.Record {
 }
 
 func TestWhatARecordMeansForACreation(t *testing.T) {
-	c := &Creator{Records: records.NewStore(records.Owner{Driver: "d", Cluster: "c"}, nil, nil)}
+	c := &creation{creator: &Creator{Records: records.NewStore(records.Owner{Driver: "d", Cluster: "c"}, nil, nil)}, r: Request{Name: "v"}}
 	change := func(f func(*records.Record)) records.Record {
 		r := testRecord()
 		f(&r)
@@ -59,7 +60,7 @@ func TestWhatARecordMeansForACreation(t *testing.T) {
 		"being deleted":          {r: testRecord().With(records.StateDeleting, testTime), kind: fault.Busy},
 		"other parameters":       {r: change(func(r *records.Record) { r.ParametersDigest = "v1:01" }), kind: fault.Exists},
 	} {
-		next, err := c.decideCreate(tc.r, "v", "v1:00")
+		next, err := c.decideCreate(tc.r)
 		if next != tc.next || fault.KindOf(err) != tc.kind || (err != nil) != (tc.kind != fault.Unknown) {
 			t.Errorf("%s: %t, %v", name, next, err)
 		}
@@ -107,7 +108,8 @@ func TestWhichRecordsLieAroundABasePrefix(t *testing.T) {
 }
 
 func TestWhatBucketTagsMean(t *testing.T) {
-	want := records.Tags{records.TagDriver: "d", records.TagCluster: "c", records.TagVolume: "default:b", records.TagName: "v", records.TagParameters: "v1:0", records.TagOnDelete: "delete", records.TagState: "active"}
+	want := records.Tags{records.TagDriver: "d", records.TagCluster: "c", records.TagVolume: "default:b", records.TagName: "v",
+		records.TagParameters: "v1:0", records.TagOnDelete: "delete", records.TagState: "active"}
 	with := func(k, v string) records.Tags {
 		have := records.Tags{"cost-centre": "42"}
 		maps.Copy(have, want)

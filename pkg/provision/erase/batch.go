@@ -39,8 +39,8 @@ func (e *erasure) send(ctx context.Context, request func(context.Context) error)
 
 // remove deletes the objects of a page. An object that the service refuses to delete is counted and is no error.
 func (e *erasure) remove(ctx context.Context, page []buckets.Object) error {
-	if e.Still != nil {
-		if err := e.Still(ctx); err != nil {
+	if e.task.Still != nil {
+		if err := e.task.Still(ctx); err != nil {
 			return err
 		}
 	}
@@ -88,7 +88,8 @@ func (e *erasure) removeBatch(ctx context.Context, batch []buckets.Object) error
 		err := e.send(ctx, func(ctx context.Context) (err error) {
 			ctx = backend.WithoutHeaderTimeout(ctx)
 			// Older services need Content-MD5, newer ones a checksum, which the SDK adds: send both.
-			out, err = e.Bucket.Client.DeleteObjects(ctx, deleteInput(e.Bucket, batch), buckets.NoRetry, s3.WithAPIOptions(smithyhttp.AddContentChecksumMiddleware))
+			out, err = e.task.Bucket.Client.DeleteObjects(ctx, deleteInput(e.task.Bucket, batch), buckets.NoRetry,
+				s3.WithAPIOptions(smithyhttp.AddContentChecksumMiddleware))
 			return err
 		})
 		if backend.IsUnsupported(err) {
@@ -97,11 +98,11 @@ func (e *erasure) removeBatch(ctx context.Context, batch []buckets.Object) error
 			case backend.IsUnsupported(oneErr):
 				return err
 			case oneErr == nil:
-				e.removed(batch[0], &e.Progress.objects)
+				e.removed(batch[0], &e.task.Progress.objects)
 				batch = batch[1:]
 			}
-			klog.FromContext(ctx).Info("Service has no DeleteObjects, deleting objects one by one", "backend", e.Bucket.Backend.Name, "reason", err)
-			e.singles.Store(e.Bucket.Backend.Name, time.Now().Add(rememberSingles))
+			klog.FromContext(ctx).Info("Service has no DeleteObjects, deleting objects one by one", "backend", e.task.Bucket.Backend.Name, "reason", err)
+			e.singles.Store(e.task.Bucket.Backend.Name, time.Now().Add(rememberSingles))
 			continue
 		}
 		if err != nil {
@@ -126,7 +127,7 @@ func deleteInput(b buckets.Bucket, batch []buckets.Object) *s3.DeleteObjectsInpu
 
 // single reports whether the service is known to have no multi-delete.
 func (e *erasure) single() bool {
-	until, ok := e.singles.Load(e.Bucket.Backend.Name)
+	until, ok := e.singles.Load(e.task.Bucket.Backend.Name)
 	return ok && time.Now().Before(until.(time.Time)) //nolint:forcetypeassert // nothing else is stored
 }
 
@@ -150,7 +151,7 @@ func (e *erasure) judge(batch []buckets.Object, failed []types.Error, more bool)
 		delete(left, o)
 	}
 	for o := range left {
-		e.removed(o, &e.Progress.objects)
+		e.removed(o, &e.task.Progress.objects)
 	}
 	return busy
 }
@@ -173,7 +174,7 @@ func (e *erasure) removed(o buckets.Object, count *atomic.Int64) {
 // deleteOne deletes an object. It is no error if there is none.
 func (e *erasure) deleteOne(ctx context.Context, o buckets.Object) error {
 	err := e.send(ctx, func(ctx context.Context) error {
-		_, err := e.Bucket.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: e.Bucket.Name(), Key: &o.Key, VersionId: o.VersionID()}, buckets.NoRetry)
+		_, err := e.task.Bucket.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: e.task.Bucket.Name(), Key: &o.Key, VersionId: o.VersionID()}, buckets.NoRetry)
 		return err
 	})
 	if backend.IsNotFound(err) && !backend.IsNoSuchBucket(err) {
@@ -186,7 +187,7 @@ func (e *erasure) removeOne(ctx context.Context, o buckets.Object) error {
 	err := e.deleteOne(ctx, o)
 	switch code := backend.ErrorCode(err); {
 	case err == nil:
-		e.removed(o, &e.Progress.objects)
+		e.removed(o, &e.task.Progress.objects)
 		return nil
 	case code != "" && !throttle.Transient(err) && !backend.IsNoSuchBucket(err):
 		e.refuse(o, code, "")
@@ -199,7 +200,7 @@ func (e *erasure) refuse(o buckets.Object, code, message string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.refused.add(nameOf(o), code, message)
-	e.Progress.refused.Add(1)
+	e.task.Progress.refused.Add(1)
 }
 
 // nameOf names an object for messages.

@@ -53,6 +53,7 @@ type Task struct {
 	Bucket   buckets.Bucket
 	Prefix   string // "" is the whole bucket; otherwise it ends in "/"
 	Versions bool   // versions and delete markers too
+	Except   string // Look does not count what is below this prefix; "": everything counts
 	Progress *Progress
 	// Still is called before each page and each upload. It returns an error if the prefix must no longer be erased; nil: no check.
 	Still func(context.Context) error
@@ -62,12 +63,12 @@ type Task struct {
 func (e *Eraser) Erase(ctx context.Context, t Task) error { return e.start(t).run(ctx) }
 
 func (e *Eraser) start(t Task) *erasure {
-	return &erasure{Task: t, uploads: e.uploads, workers: e.workers, throttle: e.throttles.Of(t.Bucket.Backend.Name), singles: &e.singles}
+	return &erasure{task: t, uploads: e.uploads, workers: e.workers, throttle: e.throttles.Of(t.Bucket.Backend.Name), singles: &e.singles}
 }
 
 // erasure is one Task in progress.
 type erasure struct {
-	Task
+	task     Task
 	uploads  Uploads
 	workers  int
 	throttle *throttle.Throttle
@@ -101,7 +102,7 @@ func (e *erasure) run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	for pass := 1; ; pass++ {
 		e.refused, e.before, e.now, e.again = refusals{}, e.now, map[buckets.Object]bool{}, nil
-		e.Progress.refused.Store(0)
+		e.task.Progress.refused.Store(0)
 		aborted, err := e.abortUploads(ctx)
 		if err != nil {
 			return err
@@ -120,7 +121,8 @@ func (e *erasure) run(ctx context.Context) error {
 			if e.refused.denied {
 				kind = fault.Denied
 			}
-			return fault.Errorf(kind, "%s of %s could not be deleted from %s: %s", Count(e.refused.count, "object"), e.Bucket.Info.Name+"/"+e.Prefix, e.Bucket.Backend, strings.Join(e.refused.first, "; "))
+			return fault.Errorf(kind, "%s of %s could not be deleted from %s: %s", Count(e.refused.count, "object"),
+				e.task.Bucket.Info.Name+"/"+e.task.Prefix, e.task.Bucket.Backend, strings.Join(e.refused.first, "; "))
 		case pass == maxPasses:
 			return e.unfinished(ctx, pass)
 		}
@@ -129,11 +131,11 @@ func (e *erasure) run(ctx context.Context) error {
 
 // unfinished is the error for objects that are listed again after each deletion. It names them.
 func (e *erasure) unfinished(ctx context.Context, pass int) error {
-	what := fmt.Sprintf("after %d passes objects are still below %q in %s", pass, e.Prefix, e.Bucket)
+	what := fmt.Sprintf("after %d passes objects are still below %q in %s", pass, e.task.Prefix, e.task.Bucket)
 	var names, absent []string
 	for _, o := range e.again {
 		if len(names) < buckets.ShownKeys && !strings.HasPrefix(o.Version, uploadMark) {
-			b := e.Bucket.AsOwn()
+			b := e.task.Bucket.AsOwn()
 			if _, err := b.Client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: b.Name(), Key: &o.Key, VersionId: o.VersionID()}); backend.IsNotFound(err) {
 				absent = append(absent, nameOf(o))
 			}
@@ -155,17 +157,18 @@ const uploadMark = "unfinished upload "
 
 // abortUploads aborts unfinished uploads. It runs first, so that none can be completed later.
 func (e *erasure) abortUploads(ctx context.Context) (aborted int, err error) {
-	err = e.uploads.UploadsBelow(ctx, e.Bucket, e.Prefix, func(key, id string) error {
-		if err := buckets.CheckBelow(e.Prefix, key); err != nil {
+	err = e.uploads.UploadsBelow(ctx, e.task.Bucket, e.task.Prefix, func(key, id string) error {
+		if err := buckets.CheckBelow(e.task.Prefix, key); err != nil {
 			return err
 		}
-		if e.Still != nil {
-			if err := e.Still(ctx); err != nil {
+		if e.task.Still != nil {
+			if err := e.task.Still(ctx); err != nil {
 				return err
 			}
 		}
 		err := e.send(ctx, func(ctx context.Context) error {
-			_, err := e.Bucket.Client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: e.Bucket.Name(), Key: &key, UploadId: &id}, buckets.NoRetry)
+			_, err := e.task.Bucket.Client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: e.task.Bucket.Name(), Key: &key, UploadId: &id},
+				buckets.NoRetry)
 			if backend.IsNotFound(err) && !backend.IsNoSuchBucket(err) {
 				return nil
 			}
@@ -173,33 +176,33 @@ func (e *erasure) abortUploads(ctx context.Context) (aborted int, err error) {
 		})
 		if err == nil {
 			aborted++
-			e.removed(buckets.Object{Key: key, Version: uploadMark + id}, &e.Progress.uploads)
+			e.removed(buckets.Object{Key: key, Version: uploadMark + id}, &e.task.Progress.uploads)
 		}
 		return err
 	})
-	return aborted, backend.Classify(err, "aborting unfinished uploads below "+e.Bucket.Info.Name+"/"+e.Prefix)
+	return aborted, backend.Classify(err, "aborting unfinished uploads below "+e.task.Bucket.Info.Name+"/"+e.task.Prefix)
 }
 
 // removeObjects lists the prefix once and deletes what it finds.
 func (e *erasure) removeObjects(ctx context.Context) (found, removed int, err error) {
-	before := e.Progress.objects.Load()
-	if e.Versions {
+	before := e.task.Progress.objects.Load()
+	if e.task.Versions {
 		found, err = e.removeVersions(ctx)
 		if backend.IsNotImplemented(err) { // a 400 may be about a marker, and would leave versions
-			e.Versions = false
+			e.task.Versions = false
 		}
 	}
-	if !e.Versions {
+	if !e.task.Versions {
 		found, err = e.removeCurrent(ctx)
 	}
-	return found, int(e.Progress.objects.Load() - before), backend.Classify(err, "deleting what is below "+e.Bucket.Info.Name+"/"+e.Prefix)
+	return found, int(e.task.Progress.objects.Load() - before), backend.Classify(err, "deleting what is below "+e.task.Bucket.Info.Name+"/"+e.task.Prefix)
 }
 
 // removeCurrent deletes while it lists.
 func (e *erasure) removeCurrent(ctx context.Context) (found int, err error) {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(e.workers) // Go waits for a free worker, so the listing never runs far ahead
-	next, more := buckets.CurrentObjects(e.Bucket, e.Prefix, 0, buckets.NoRetry), true
+	next, more := buckets.CurrentObjects(e.task.Bucket, e.task.Prefix, 0, buckets.NoRetry), true
 	for more && err == nil {
 		var page []buckets.Object
 		if page, more, err = e.page(ctx, next); err == nil && len(page) > 0 {
@@ -216,7 +219,7 @@ func (e *erasure) removeCurrent(ctx context.Context) (found int, err error) {
 
 // removeVersions reads some pages, deletes them, and starts again, until nothing is left or nothing more can be deleted.
 func (e *erasure) removeVersions(ctx context.Context) (found int, err error) {
-	next, more := buckets.AllVersions(e.Bucket, e.Prefix, 0, buckets.NoRetry), true
+	next, more := buckets.AllVersions(e.task.Bucket, e.task.Prefix, 0, buckets.NoRetry), true
 	var last buckets.Object // the first of the last round
 	for more {
 		var round [][]buckets.Object
@@ -244,7 +247,7 @@ func (e *erasure) removeVersions(ctx context.Context) (found int, err error) {
 		}
 		// If all of them are deleted, the next ones are at the beginning.
 		if first := round[0][0]; more && e.refused.count == refused && first != last {
-			next, last = buckets.AllVersions(e.Bucket, e.Prefix, 0, buckets.NoRetry), first
+			next, last = buckets.AllVersions(e.task.Bucket, e.task.Prefix, 0, buckets.NoRetry), first
 		}
 	}
 	return found, nil
@@ -260,7 +263,7 @@ func (e *erasure) page(ctx context.Context, next buckets.Pager) (page []buckets.
 		return nil, false, err
 	}
 	for _, o := range page {
-		if err := buckets.CheckBelow(e.Prefix, o.Key); err != nil {
+		if err := buckets.CheckBelow(e.task.Prefix, o.Key); err != nil {
 			return nil, false, err
 		}
 	}

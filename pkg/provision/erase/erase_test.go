@@ -21,7 +21,7 @@ func TestKeysThatXMLCannotHold(t *testing.T) {
 }
 
 func TestEveryRefusalOfAMultiDeleteCounts(t *testing.T) {
-	e := erasure{Task: Task{Progress: &Progress{}}, now: map[buckets.Object]bool{}}
+	e := erasure{task: Task{Progress: &Progress{}}, now: map[buckets.Object]bool{}}
 	batch := []buckets.Object{{Key: "a"}, {Key: "b", Version: "1"}, {Key: "c"}}
 	failed := []types.Error{
 		{Key: aws.String("a"), Code: aws.String("SlowDown")},
@@ -30,7 +30,7 @@ func TestEveryRefusalOfAMultiDeleteCounts(t *testing.T) {
 		{},
 	}
 	busy := e.judge(batch, failed, true)
-	if len(busy) != 1 || busy[0].Key != "a" || e.refused.count != 3 || !e.refused.denied || e.Progress.refused.Load() != 3 {
+	if len(busy) != 1 || busy[0].Key != "a" || e.refused.count != 3 || !e.refused.denied || e.task.Progress.refused.Load() != 3 {
 		t.Errorf("busy %v, refused %+v", busy, e.refused)
 	}
 	if busy := e.judge(batch, failed[:1], false); len(busy) != 0 || e.refused.count != 4 {

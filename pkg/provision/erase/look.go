@@ -3,6 +3,7 @@ package erase
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -40,15 +41,20 @@ func (e *erasure) anyObject(ctx context.Context) (found bool, err error) {
 	var empty bool
 	list := func(is func(context.Context, buckets.Bucket, string) (bool, error)) error {
 		return e.throttle.Send(ctx, throttle.Short, func(ctx context.Context) (err error) {
-			empty, err = is(ctx, e.Bucket, e.Prefix)
+			empty, err = is(ctx, e.task.Bucket, e.task.Prefix)
 			return err
 		})
 	}
-	if e.Versions {
+	if e.task.Versions {
 		err = list(buckets.IsUnused)
 	}
-	if !e.Versions || backend.IsNotImplemented(err) {
+	if !e.task.Versions || backend.IsNotImplemented(err) {
 		err = list(buckets.IsEmpty)
+		if err == nil && !empty && e.task.Except != "" {
+			err = list(func(ctx context.Context, b buckets.Bucket, prefix string) (bool, error) {
+				return buckets.IsEmptyExcept(ctx, b, prefix, e.task.Except)
+			})
+		}
 	}
 	return !empty, err
 }
@@ -57,11 +63,16 @@ var errStop = errors.New("stop")
 
 func (e *erasure) anyUpload(ctx context.Context) (found bool, err error) {
 	err = e.throttle.Send(ctx, throttle.Short, func(ctx context.Context) error {
-		err := e.uploads.UploadsBelow(ctx, e.Bucket, e.Prefix, func(string, string) error { return errStop })
+		err := e.uploads.UploadsBelow(ctx, e.task.Bucket, e.task.Prefix, func(key, _ string) error {
+			if e.task.Except != "" && strings.HasPrefix(key, e.task.Except) {
+				return nil
+			}
+			return errStop
+		})
 		if found = errors.Is(err, errStop); found {
 			return nil
 		}
 		return err
 	})
-	return found, backend.Classify(err, "listing unfinished uploads below "+e.Bucket.Info.Name+"/"+e.Prefix)
+	return found, backend.Classify(err, "listing unfinished uploads below "+e.task.Bucket.Info.Name+"/"+e.task.Prefix)
 }

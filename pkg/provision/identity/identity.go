@@ -37,6 +37,13 @@ type Identity struct {
 	Role string           // ARN of the role to assume with them; "": none
 }
 
+// Access is the controller's access to a backend.
+type Access struct {
+	Backend backend.Backend
+	Who     Identity
+	Keys    credentials.Keys // current ones of Who
+}
+
 // Identities finds identities and their credentials. All methods may be called concurrently.
 type Identities struct {
 	config   backend.Configured
@@ -125,7 +132,8 @@ func (i *Identities) assume(ctx context.Context, be backend.Backend, who Identit
 		keys, err = i.Make(ctx, order)
 	}
 	if err != nil {
-		return credentials.Keys{}, fault.See("docs/reference/errors.md#creating-and-deleting-volumes", fault.Errorf(fault.KindOf(err), "%s: the controller could not assume role %s: %w", be, who.Role, err))
+		return credentials.Keys{}, fault.See("docs/reference/errors.md#creating-and-deleting-volumes", fault.Errorf(fault.KindOf(err),
+			"%s: the controller could not assume role %s: %w", be, who.Role, err))
 	}
 	return keys, nil
 }

@@ -64,7 +64,7 @@ func (l *Lister) Inventory(ctx context.Context, name string) (entries []Entry, u
 		}
 		all = []backend.Backend{be}
 	}
-	i := inventory{Lister: l}
+	i := inventory{lister: l}
 	for _, be := range all {
 		if err := i.backend(ctx, be); err != nil {
 			i.unread = append(i.unread, Unread{Backend: be.Name, Err: err})
@@ -77,7 +77,7 @@ func (l *Lister) Inventory(ctx context.Context, name string) (entries []Entry, u
 }
 
 type inventory struct {
-	*Lister
+	lister  *Lister
 	entries []Entry
 	unread  []Unread
 }
@@ -86,16 +86,16 @@ func (i *inventory) backend(ctx context.Context, be backend.Backend) (err error)
 	if be.ControllerCredentials == credentials.SourceSecret {
 		return fault.Errorf(fault.Unsupported, "the credentials of the controller are in the secrets of its requests (controllerCredentials: secret)")
 	}
-	be, who, err := i.Identities.Find(be.Name, credentials.Keys{}, "")
+	be, who, err := i.lister.Identities.Find(be.Name, credentials.Keys{}, "")
 	if err != nil {
 		return err
 	}
-	keys, err := i.Identities.Keys(ctx, be, who)
+	keys, err := i.lister.Identities.Keys(ctx, be, who)
 	if err != nil {
 		return err
 	}
-	defer func() { i.Identities.Invalidate(be, who, keys, err) }()
-	names, err := (&walk{Lister: i.Lister}).bucketNames(ctx, be, keys)
+	defer func() { i.lister.Identities.Invalidate(be, who, keys, err) }()
+	names, err := i.lister.bucketNames(ctx, be, keys)
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (i *inventory) backend(ctx context.Context, be backend.Backend) (err error)
 
 // bucket adds the volume that a bucket is, or those in it, and the snapshots.
 func (i *inventory) bucket(ctx context.Context, be backend.Backend, keys credentials.Keys, name string) error {
-	b, err := i.Opener.Open(ctx, be, keys, name, "")
+	b, err := i.lister.Opener.Open(ctx, be, keys, name, "")
 	if err != nil {
 		return err
 	}
@@ -124,29 +124,40 @@ func (i *inventory) bucket(ctx context.Context, be backend.Backend, keys credent
 	case err != nil && !fault.Is(err, fault.Denied) && !fault.Is(err, fault.Unsupported):
 		return err
 	}
-	volumes := func(ctx context.Context, segment string) (Entry, error) {
-		r, err := i.Records.Read(ctx, b, segment)
-		return ofVolume(r.Record), err
-	}
-	snapshots := func(ctx context.Context, segment string) (Entry, error) {
-		r, err := i.Records.ReadSnapshot(ctx, b, segment)
-		return ofSnapshot(r.Snapshot), err
-	}
-	if err := i.read(ctx, b, KindVolume, records.Key, i.Records.Segments, volumes); err != nil {
+	if err := i.read(ctx, b, volumeRecords); err != nil {
 		return err
 	}
-	return i.read(ctx, b, KindSnapshot, records.SnapshotKey, i.Records.SnapshotSegments, snapshots)
+	return i.read(ctx, b, snapshotRecords)
 }
 
+// recordKind is how the records of one kind are read.
+type recordKind struct {
+	kind Kind
+	key  func(segment string) string
+	list func(s *records.Store, ctx context.Context, b buckets.Bucket, after string) ([]string, bool, error)
+	read func(s *records.Store, ctx context.Context, b buckets.Bucket, segment string) (Entry, error)
+}
+
+var (
+	volumeRecords = recordKind{KindVolume, records.Key, (*records.Store).Segments,
+		func(s *records.Store, ctx context.Context, b buckets.Bucket, segment string) (Entry, error) {
+			r, err := s.Read(ctx, b, segment)
+			return ofVolume(r.Record), err
+		}}
+	snapshotRecords = recordKind{KindSnapshot, records.SnapshotKey, (*records.Store).SnapshotSegments,
+		func(s *records.Store, ctx context.Context, b buckets.Bucket, segment string) (Entry, error) {
+			r, err := s.ReadSnapshot(ctx, b, segment)
+			return ofSnapshot(r.Snapshot), err
+		}}
+)
+
 // read adds the records of one kind in a bucket.
-func (i *inventory) read(ctx context.Context, b buckets.Bucket, kind Kind, key func(segment string) string,
-	list func(ctx context.Context, b buckets.Bucket, after string) ([]string, bool, error), one func(ctx context.Context, segment string) (Entry, error),
-) error {
+func (i *inventory) read(ctx context.Context, b buckets.Bucket, k recordKind) error {
 	after := ""
 	for more := true; more; {
 		var segments []string
 		var err error
-		if segments, more, err = list(ctx, b, after); err != nil {
+		if segments, more, err = k.list(i.lister.Records, ctx, b, after); err != nil {
 			return err
 		}
 		found := make([]Entry, len(segments))
@@ -154,7 +165,7 @@ func (i *inventory) read(ctx context.Context, b buckets.Bucket, kind Kind, key f
 		group.SetLimit(readers)
 		for n, segment := range segments {
 			group.Go(func() error {
-				e, err := one(reading, segment)
+				e, err := k.read(i.lister.Records, reading, b, segment)
 				switch {
 				case fault.Is(err, fault.Precondition):
 					e.Err = err
@@ -163,7 +174,7 @@ func (i *inventory) read(ctx context.Context, b buckets.Bucket, kind Kind, key f
 				case err != nil:
 					return fmt.Errorf("reading the records of %s: %w", b, err)
 				}
-				e.Kind, e.Backend, e.Bucket, e.Key = cmp.Or(e.Kind, kind), b.Backend.Name, b.Info.Name, key(segment)
+				e.Kind, e.Backend, e.Bucket, e.Key = cmp.Or(e.Kind, k.kind), b.Backend.Name, b.Info.Name, k.key(segment)
 				found[n] = e
 				return nil
 			})

@@ -3,7 +3,6 @@ package list
 
 import (
 	"context"
-	"errors"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -60,7 +59,7 @@ func (l *Lister) List(ctx context.Context, limit int, token string) (page []Volu
 	if err != nil {
 		return nil, "", err
 	}
-	w := walk{Lister: l, limit: limit}
+	w := walk{lister: l, limit: limit}
 	all := l.Config.Config().Declared()
 	if from.Backend != "" && !slices.ContainsFunc(all, func(be backend.Backend) bool { return be.Name == from.Backend }) {
 		return nil, "", fault.Errorf(fault.Busy, "starting_token: backend %q is no longer configured: start again without a token", from.Backend)
@@ -86,7 +85,7 @@ func (l *Lister) List(ctx context.Context, limit int, token string) (page []Volu
 
 // walk is one List.
 type walk struct {
-	*Lister
+	lister           *Lister
 	limit            int
 	page             []Volume
 	records, buckets int // that were read
@@ -94,16 +93,16 @@ type walk struct {
 
 // backend adds the volumes of a backend. It returns where it stopped; nil: at the end.
 func (w *walk) backend(ctx context.Context, be backend.Backend, from cursor) (stopped *cursor, err error) {
-	be, who, err := w.Identities.Find(be.Name, credentials.Keys{}, "")
+	be, who, err := w.lister.Identities.Find(be.Name, credentials.Keys{}, "")
 	if err != nil {
 		return nil, err
 	}
-	keys, err := w.Identities.Keys(ctx, be, who)
+	keys, err := w.lister.Identities.Keys(ctx, be, who)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { w.Identities.Invalidate(be, who, keys, err) }()
-	names, err := w.bucketNames(ctx, be, keys)
+	defer func() { w.lister.Identities.Invalidate(be, who, keys, err) }()
+	names, err := w.lister.bucketNames(ctx, be, keys)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +120,7 @@ func (w *walk) backend(ctx context.Context, be backend.Backend, from cursor) (st
 		stopped, err := w.bucket(ctx, be, keys, at)
 		switch {
 		case fault.Is(err, fault.NotFound): // deleted meanwhile
-			w.Opener.Invalidate(be, name)
+			w.lister.Opener.Invalidate(be, name)
 		case fault.Is(err, fault.Denied) && !slices.Contains(be.VolumeBuckets, name):
 			klog.FromContext(ctx).V(2).Info("Not listing volumes of inaccessible bucket", "backend", be.Name, "bucket", name, "reason", err.Error())
 		case err != nil || stopped != nil:
@@ -132,10 +131,10 @@ func (w *walk) backend(ctx context.Context, be backend.Backend, from cursor) (st
 }
 
 // bucketNames returns the names of the buckets that may have volumes, sorted.
-func (w *walk) bucketNames(ctx context.Context, be backend.Backend, keys credentials.Keys) ([]string, error) {
+func (l *Lister) bucketNames(ctx context.Context, be backend.Backend, keys credentials.Keys) ([]string, error) {
 	names, patterns := be.ListedBuckets()
 	if len(patterns) > 0 {
-		client, err := w.Clients.S3(ctx, be, keys, "")
+		client, err := l.Clients.S3(ctx, be, keys, "")
 		if err != nil {
 			return nil, err
 		}
@@ -159,7 +158,7 @@ func (w *walk) bucketNames(ctx context.Context, be backend.Backend, keys credent
 
 // bucket adds the volume that the bucket is, or those in it. It returns where it stopped; nil: at the end.
 func (w *walk) bucket(ctx context.Context, be backend.Backend, keys credentials.Keys, at cursor) (stopped *cursor, err error) {
-	b, err := w.Opener.Open(ctx, be, keys, at.Bucket, "")
+	b, err := w.lister.Opener.Open(ctx, be, keys, at.Bucket, "")
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +166,7 @@ func (w *walk) bucket(ctx context.Context, be backend.Backend, keys credentials.
 		tags, err := records.ReadTags(ctx, b.Client, at.Bucket)
 		switch {
 		case err == nil && len(tags.Ours()) > 0:
-			if v, ok := w.ofTags(be, at.Bucket, tags); ok {
+			if v, ok := w.lister.ofTags(be, at.Bucket, tags); ok {
 				if len(w.page) == w.limit {
 					return &at, nil
 				}
@@ -179,7 +178,7 @@ func (w *walk) bucket(ctx context.Context, be backend.Backend, keys credentials.
 		}
 	}
 	for {
-		segments, more, err := w.Records.Segments(ctx, b, at.After)
+		segments, more, err := w.lister.Records.Segments(ctx, b, at.After)
 		if err != nil {
 			return nil, err
 		}
@@ -206,7 +205,7 @@ func (w *walk) read(ctx context.Context, b buckets.Bucket, segments []string) (l
 	group, reading := errgroup.WithContext(ctx)
 	for i, segment := range segments {
 		group.Go(func() (err error) {
-			found[i], err = w.Records.Read(reading, b, segment)
+			found[i], err = w.lister.Records.Read(reading, b, segment)
 			switch {
 			case fault.Is(err, fault.Precondition):
 				klog.FromContext(ctx).Info("Not listing volume with unreadable record", "bucket", b.Info.Name, "segment", segment, "reason", err.Error())
@@ -222,7 +221,7 @@ func (w *walk) read(ctx context.Context, b buckets.Bucket, segments []string) (l
 	}
 	w.records += len(segments)
 	for i, r := range found {
-		if v, ok := w.ofRecord(b, r.Record); ok {
+		if v, ok := w.lister.ofRecord(b, r.Record); ok {
 			if len(w.page) == w.limit {
 				break
 			}
@@ -270,23 +269,6 @@ func (l *Lister) Get(ctx context.Context, id volume.ID) (v Volume, err error) {
 	if err != nil {
 		return Volume{}, err
 	}
-	var ok bool
-	if id.Prefix == "" {
-		var tags records.Tags
-		if tags, err = records.ReadTags(ctx, b.Client, id.Bucket); err == nil {
-			v, ok = l.ofTags(be, id.Bucket, tags)
-		}
-	} else {
-		var found records.Stored
-		if found, err = l.Records.ReadOwn(ctx, b, id); err == nil {
-			v, ok = l.ofRecord(b, found.Record)
-		}
-	}
-	switch {
-	case errors.Is(err, records.ErrNotOurs), err == nil && (!ok || v.ID != id):
-		return Volume{}, fault.Errorf(fault.NotFound, "there is no volume %s of %s", id, l.Records.Owner)
-	case fault.Is(err, fault.NotFound):
-		l.Opener.Invalidate(be, id.Bucket)
-	}
-	return v, err
+	found, err := l.Records.ReadActive(ctx, b, id)
+	return Volume{id, found.CapacityBytes}, err
 }

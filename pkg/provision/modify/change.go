@@ -20,49 +20,42 @@ type Change struct {
 // maxTags is the maximum number of tags of a bucket (https://docs.aws.amazon.com/AmazonS3/latest/userguide/CostAllocTagging.html).
 const maxTags = 50
 
-// settings are what a request can change of a volume.
-type settings struct {
-	capacity int64 // in bytes; 0: unknown
-	onDelete volume.OnDelete
-	usage    volume.Usage
-	tags     records.Tags // all of a bucket volume; nil: a prefix volume
+// isSame reports whether what a request can change is the same in both.
+func isSame(a, b records.Stored) bool {
+	return a.CapacityBytes == b.CapacityBytes && a.OnDelete == b.OnDelete && a.Usage == b.Usage && maps.Equal(a.Tags, b.Tags)
 }
 
-// equal reports whether both are the same.
-func (s settings) equal(other settings) bool {
-	return s.capacity == other.capacity && s.onDelete == other.onDelete && s.usage == other.usage && maps.Equal(s.tags, other.tags)
-}
-
-// apply returns the settings after the change. purgeable returns why the volume cannot be purged.
-func (c Change) apply(ctx context.Context, s settings, purgeable func(context.Context) error) (settings, error) {
-	s.capacity = max(s.capacity, c.Required)
-	if c.Limit > 0 && s.capacity > c.Limit {
-		return s, fault.Errorf(fault.OutOfRange, "the volume has %d bytes, which is more than the limit of %d: volumes do not shrink", s.capacity, c.Limit)
+// apply returns the record or tags after the change. checkPurge returns why the volume cannot be purged.
+func (c Change) apply(ctx context.Context, s records.Stored, checkPurge func(context.Context) error) (records.Stored, error) {
+	s.CapacityBytes = max(s.CapacityBytes, c.Required)
+	if c.Limit > 0 && s.CapacityBytes > c.Limit {
+		return s, fault.Errorf(fault.OutOfRange, "the volume has %d bytes, which is more than the limit of %d: volumes do not shrink", s.CapacityBytes, c.Limit)
 	}
-	if c.Set.Usage != 0 && s.usage == 0 && c.Set.Usage != volume.UsageOff {
-		return s, fault.Field("mutable_parameters.usage", "the volume was created without usage, so nodes do not read how often to measure it; create volumes with usage: off to set an interval later")
+	if c.Set.Usage != 0 && s.Usage == "" && c.Set.Usage != volume.UsageOff {
+		return s, fault.Field("mutable_parameters.usage",
+			"the volume was created without usage, so nodes do not read how often to measure it; create volumes with usage: off to set an interval later")
 	}
-	if c.Set.OnDelete == volume.OnDeletePurge && s.onDelete != volume.OnDeletePurge {
-		if err := purgeable(ctx); err != nil {
+	if c.Set.OnDelete == volume.OnDeletePurge && s.OnDelete != volume.OnDeletePurge {
+		if err := checkPurge(ctx); err != nil {
 			return s, err
 		}
 	}
 	if c.Set.OnDelete != "" {
-		s.onDelete = c.Set.OnDelete
+		s.OnDelete = c.Set.OnDelete
 	}
-	if c.Set.Usage != 0 && s.usage != 0 {
-		s.usage = c.Set.Usage
+	if c.Set.Usage != 0 && s.Usage != "" {
+		s.Usage = c.Set.Usage.String()
 	}
 	if len(c.Set.Tags) == 0 {
 		return s, nil
 	}
-	if s.tags == nil {
+	if s.Tags == nil {
 		return s, fault.Field("mutable_parameters.tags", "the volume is a prefix of a bucket, and only volumes with their own bucket have tags")
 	}
-	s.tags = maps.Clone(s.tags)
-	s.tags.SetOthers(c.Set.Tags)
-	if len(s.tags) > maxTags {
-		return s, fault.Field("mutable_parameters.tags", "the bucket would have %d tags, the maximum is %d", len(s.tags), maxTags)
+	s.Tags = maps.Clone(s.Tags)
+	s.Tags.SetOthers(c.Set.Tags)
+	if len(s.Tags) > maxTags {
+		return s, fault.Field("mutable_parameters.tags", "the bucket would have %d tags, the maximum is %d", len(s.Tags), maxTags)
 	}
 	return s, nil
 }

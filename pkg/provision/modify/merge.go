@@ -8,16 +8,10 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-const (
-	// maxRaces is how often a change is repeated because another controller changed the volume meanwhile.
-	maxRaces = 8
-	// roundBound is the timeout of one round, which does not depend on the requests' contexts: no request fails because another one was
-	// cancelled.
-	roundBound = time.Minute
-)
+// roundBound is the timeout of one round, which does not depend on the requests' contexts: no request fails because another one was cancelled.
+const roundBound = time.Minute
 
 // queue holds the requests for one volume. One of them at a time makes a round for all.
 type queue struct {
@@ -43,7 +37,7 @@ func (p *pending) finish(capacity int64, err error) {
 
 // merge applies a change together with all others for the same key that arrive before the write. open is called with the context of the
 // round.
-func (m *Modifier) merge(ctx context.Context, key queueKey, c Change, open func(context.Context) (place, error)) (int64, error) {
+func (m *Modifier) merge(ctx context.Context, key queueKey, c Change, open func(context.Context) (*place, error)) (int64, error) {
 	p := &pending{change: c, done: make(chan struct{})}
 	q := m.join(key, p)
 	defer m.leave(key, q, p)
@@ -95,50 +89,58 @@ func (m *Modifier) leave(key queueKey, q *queue, p *pending) {
 //  1. read what is recorded
 //  2. take all requests that have arrived by then, and apply their changes in their order; a change that is refused leaves the others
 //  3. write the result once, if anything changes
-func (m *Modifier) round(ctx context.Context, q *queue, open func(context.Context) (place, error)) {
+func (m *Modifier) round(ctx context.Context, q *queue, open func(context.Context) (*place, error)) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), roundBound)
 	defer cancel()
 	at, err := open(ctx)
+	var release func()
+	if err == nil {
+		release, err = at.lock(ctx)
+	}
 	if err != nil {
 		fail(m.take(q), err)
 		return
 	}
-	defer at.close()
-	for range maxRaces {
-		m.mark(q)
-		old, err := at.read(ctx)
-		batch := m.take(q)
-		if err != nil {
-			fail(batch, err)
-			return
-		}
-		results := make([]outcome, len(batch))
-		s := old
-		for i, p := range batch {
-			after, err := p.change.apply(ctx, s, at.purgeable)
-			if err == nil {
-				s = after
-			}
-			results[i] = outcome{s.capacity, err}
-		}
-		if s.equal(old) {
-			m.answerEarly(q, batch, results)
-			return
-		}
-		err = at.write(ctx, s)
-		if errors.Is(err, records.ErrChanged) {
-			m.putBack(q, batch)
-			continue
-		}
-		for i, p := range batch {
-			if results[i].err == nil {
-				results[i].err = err
-			}
-			p.finish(results[i].capacity, results[i].err)
-		}
-		return
+	defer release()
+	err = records.Repeat("the record of volume "+at.id.String(), func() error { return m.try(ctx, q, at) })
+	if err != nil {
+		fail(m.take(q), err)
 	}
-	fail(m.take(q), fault.Errorf(fault.Busy, "other controllers keep changing the volume: retry"))
+}
+
+// try makes one attempt of a round. ErrChanged: the requests wait for another one.
+func (m *Modifier) try(ctx context.Context, q *queue, at *place) error {
+	m.mark(q)
+	old, err := at.read(ctx)
+	if err != nil {
+		return err
+	}
+	batch := m.take(q)
+	results := make([]outcome, len(batch))
+	next := old
+	for i, p := range batch {
+		after, err := p.change.apply(ctx, next, at.checkPurge)
+		if err == nil {
+			next = after
+		}
+		results[i] = outcome{next.CapacityBytes, err}
+	}
+	if isSame(next, old) {
+		m.answerEarly(q, batch, results)
+		return nil
+	}
+	err = at.write(ctx, next)
+	if errors.Is(err, records.ErrChanged) {
+		m.putBack(q, batch)
+		return err
+	}
+	for i, p := range batch {
+		if results[i].err == nil {
+			results[i].err = err
+		}
+		p.finish(results[i].capacity, results[i].err)
+	}
+	return nil
 }
 
 type outcome struct {
@@ -186,16 +188,4 @@ func (m *Modifier) answerEarly(q *queue, batch []*pending, results []outcome) {
 		}
 	}
 	m.putBack(q, late)
-}
-
-// Waiting returns how many requests for a volume wait for the next write.
-func (m *Modifier) Waiting(id volume.ID) (n int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for key, q := range m.queues {
-		if key.id == id {
-			n += len(q.waiting)
-		}
-	}
-	return n
 }

@@ -60,14 +60,21 @@ func keep(_ struct{}, err error) time.Duration {
 	return disprovenTTL
 }
 
+// Subject is a volume to make a proof for.
+type Subject struct {
+	Who            identity.Identity
+	Bucket, Prefix string // the volume's; a volume that is a bucket has no prefix
+	Parameters     volume.Parameters
+}
+
 // proofKey is the cache key of a proof. backend is a revision, who a digest.
 type proofKey struct {
 	backend, who, role, bucket string
 	lenient                    bool
 }
 
-func (p *Prover) key(be backend.Backend, who identity.Identity, bucket string, params volume.Parameters) proofKey {
-	return proofKey{be.Revision(), p.identities.Digest(who.Keys), proofRole(who, params), bucket, lenient(be, params)}
+func (p *Prover) key(be backend.Backend, s Subject, bucket string) proofKey {
+	return proofKey{be.Revision(), p.identities.Digest(s.Who.Keys), proofRole(s), bucket, lenient(be, s.Parameters)}
 }
 
 // Required reports whether mounts of the volume must have a session that is limited to the volume.
@@ -76,20 +83,19 @@ func Required(be backend.Backend, params volume.Parameters) bool {
 	return err == nil && scope == volume.ScopeRequired
 }
 
-// Prefix makes the proof for the prefix volume of that name, if it needs one. If it is cached, it sends no requests.
-func (p *Prover) Prefix(ctx context.Context, b buckets.Bucket, who identity.Identity, name string, params volume.Parameters) error {
-	if !Required(b.Backend, params) {
+// Prefix makes the proof for a prefix volume, if it needs one. If it is cached, it sends no requests.
+func (p *Prover) Prefix(ctx context.Context, b buckets.Bucket, s Subject) error {
+	if !Required(b.Backend, s.Parameters) {
 		return nil
 	}
-	prefix := params.VolumePrefix(name, 1)
-	if err := expressible(b.Backend, b.Info.Name, prefix, params.Node); err != nil {
+	if err := checkExpressible(b.Backend, s); err != nil {
 		return err
 	}
-	key := p.key(b.Backend, who, b.Info.Name, params)
+	key := p.key(b.Backend, s, b.Info.Name)
 	_, err := p.cache.Get(ctx, key, func(ctx context.Context) (struct{}, error) {
-		s, err := p.session(ctx, b.Backend, who, b.Info.Name, prefix, params)
-		if err == nil && !s.keys.IsZero() {
-			err = p.reachesNoFurther(ctx, b, s, prefix, key.lenient)
+		session, err := p.session(ctx, b.Backend, s)
+		if err == nil && !session.keys.IsZero() {
+			err = p.reachesNoFurther(ctx, b, session)
 		}
 		return struct{}{}, err
 	})
@@ -101,24 +107,25 @@ type BucketProof func(context.Context, backend.BucketInfo) error
 
 // Bucket makes the part of the proof for a bucket volume that is possible without the bucket, and returns the rest; nil: nothing is left to
 // prove. A proof for one bucket that the driver created applies to all.
-func (p *Prover) Bucket(ctx context.Context, be backend.Backend, who identity.Identity, bucket string, params volume.Parameters) (BucketProof, error) {
-	if !Required(be, params) {
+func (p *Prover) Bucket(ctx context.Context, be backend.Backend, s Subject) (BucketProof, error) {
+	if !Required(be, s.Parameters) {
 		return nil, nil
 	}
-	if err := expressible(be, bucket, "", params.Node); err != nil {
+	if err := checkExpressible(be, s); err != nil {
 		return nil, err
 	}
-	key := p.key(be, who, "", params)
+	key := p.key(be, s, "")
 	if _, known, err := p.cache.Peek(key); known {
 		return nil, err
 	}
-	s, err := p.session(ctx, be, who, bucket, neutralPrefix, params)
-	if err != nil || s.keys.IsZero() {
+	s.Prefix = neutralPrefix
+	session, err := p.session(ctx, be, s)
+	if err != nil || session.keys.IsZero() {
 		p.cache.Put(key, struct{}{}, err)
 		return nil, err
 	}
 	return func(ctx context.Context, info backend.BucketInfo) error {
-		err := p.reachesNoFurther(ctx, buckets.Bucket{Backend: be, Info: info}, s, neutralPrefix, key.lenient)
+		err := p.reachesNoFurther(ctx, buckets.Bucket{Backend: be, Info: info}, session)
 		if fault.Is(err, fault.NotFound) {
 			err = fault.Errorf(fault.Busy, "%w; the bucket has just been created", err)
 		}
@@ -127,9 +134,10 @@ func (p *Prover) Bucket(ctx context.Context, be backend.Backend, who identity.Id
 	}, nil
 }
 
-// expressible refuses a volume to which no session can be limited, with any credentials: the backend's service does not support sessions,
+// checkExpressible refuses a volume to which no session can be limited, with any credentials: the backend's service does not support sessions,
 // or no policy can express the volume's prefix.
-func expressible(be backend.Backend, bucket, prefix string, node volume.Attributes) error {
+func checkExpressible(be backend.Backend, s Subject) error {
+	node := s.Parameters.Node
 	source := node.Credentials
 	if source == "" {
 		source = credentials.SourceDriver // or a secret, which is the same here
@@ -145,12 +153,14 @@ func expressible(be backend.Backend, bucket, prefix string, node volume.Attribut
 		return fault.Errorf(fault.Precondition, "scope: required is impossible with credentials: %s on %s: its service is not known to make sessions; "+
 			"if it has a security token service, declare it for the backend (sts, sts.kinds), else use another scope", source, be)
 	}
-	_, err := policy.Scope{Partition: be.Partition(), Bucket: bucket, Prefix: prefix, ReadOnly: node.ReadOnly, Needs: policy.Needs{Delete: true}, KMS: be.AWS(), AWS: be.AWS()}.Session() // the longest that a client may need
-	if err != nil {
+	longest := policy.Scope{ // that a client may need
+		Partition: be.Partition(), Bucket: s.Bucket, Prefix: s.Prefix, ReadOnly: node.ReadOnly, Needs: policy.Needs{Delete: true}, KMS: be.AWS(), AWS: be.AWS(),
+	}
+	if _, err := longest.Session(); err != nil {
 		where := "parameters.prefix"
-		if prefix == "" {
+		if s.Prefix == "" {
 			where = "parameters.bucketNamePrefix"
-		} else if strings.HasSuffix(bucket, "--x-s3") {
+		} else if strings.HasSuffix(s.Bucket, "--x-s3") {
 			where = "parameters.bucketName"
 		}
 		return fault.Errorf(fault.Precondition, "%s: scope: required is impossible: %w", where, err)
@@ -172,28 +182,32 @@ func lenient(be backend.Backend, params volume.Parameters) bool {
 
 // proofRole returns the role for a proof's session: the controller's, or else the volume's if controller and nodes have the same
 // credentials.
-func proofRole(who identity.Identity, params volume.Parameters) string {
-	if role := volume.Role(params.Node.RoleARN); who.Role == "" && params.Node.Credentials != credentials.SourceWorkload && !role.Templated() {
+func proofRole(s Subject) string {
+	if role := volume.Role(s.Parameters.Node.RoleARN); s.Who.Role == "" && s.Parameters.Node.Credentials != credentials.SourceWorkload && !role.Templated() {
 		return string(role)
 	}
-	return who.Role
+	return s.Who.Role
 }
 
 // proofSession is a session for one prefix, with the class of its order. Without keys there is no session.
 type proofSession struct {
-	keys  credentials.Keys
-	class string
+	keys          credentials.Keys
+	class, prefix string
+	lenient       bool
 }
 
 // leftToNodes is the log message for a proof that the controller cannot make, and that nodes make with each mount.
 const leftToNodes = "Cannot verify scope, leaving it to nodes"
 
 // session makes a session for the prefix, or none if the controller cannot make one and nodes verify the scope.
-func (p *Prover) session(ctx context.Context, be backend.Backend, who identity.Identity, bucket, prefix string, params volume.Parameters) (proofSession, error) {
-	who.Role = proofRole(who, params)
-	order, err := p.identities.Plan(ctx, be, who, identity.SessionRequest{Bucket: bucket, Name: "scope-check", Policy: func(aws bool, partition string) (string, error) {
-		return policy.Scope{Partition: partition, Bucket: bucket, Prefix: prefix, ReadOnly: true, AWS: aws}.Session()
-	}})
+func (p *Prover) session(ctx context.Context, be backend.Backend, s Subject) (proofSession, error) {
+	who := s.Who
+	who.Role = proofRole(s)
+	order, err := p.identities.Plan(ctx, be, who, identity.SessionRequest{
+		Bucket: s.Bucket, Name: "scope-check", Policy: func(aws bool, partition string) (string, error) {
+			return policy.Scope{Partition: partition, Bucket: s.Bucket, Prefix: s.Prefix, ReadOnly: true, AWS: aws}.Session()
+		},
+	})
 	if err == nil && order.Kind == credentials.AsIs {
 		err = fault.Errorf(fault.Precondition, "the controller's own credentials cannot be narrowed: set controllerRoleARN on %s to a role that they may assume, "+
 			"or name a roleARN in the parameters, or declare in sts.kinds how the service makes sessions, or use scope: auto, which needs no proof", be)
@@ -204,28 +218,30 @@ func (p *Prover) session(ctx context.Context, be backend.Backend, who identity.I
 	}
 	switch {
 	case err == nil:
-		return proofSession{keys, order.Class()}, nil
-	case lenient(be, params) && !fault.Is(err, fault.Timeout):
-		klog.FromContext(ctx).Info(leftToNodes, "backend", be.Name, "bucket", bucket, "credentials", params.Node.Credentials, "reason", err)
+		return proofSession{keys, order.Class(), s.Prefix, lenient(be, s.Parameters)}, nil
+	case lenient(be, s.Parameters) && !fault.Is(err, fault.Timeout):
+		klog.FromContext(ctx).Info(leftToNodes, "backend", be.Name, "bucket", s.Bucket, "credentials", s.Parameters.Node.Credentials, "reason", err)
 		return proofSession{}, nil
 	}
-	return proofSession{}, fault.Errorf(fault.KindOf(err), "scope: required needs a proof that a session can be limited to a prefix of bucket %s: %w", bucket, err)
+	return proofSession{}, fault.Errorf(fault.KindOf(err), "scope: required needs a proof that a session can be limited to a prefix of bucket %s: %w",
+		s.Bucket, err)
 }
 
-// reachesNoFurther tests whether the session for prefix lists it, and nothing else.
-func (p *Prover) reachesNoFurther(ctx context.Context, b buckets.Bucket, s proofSession, prefix string, lenient bool) error {
+// reachesNoFurther tests whether the session lists its prefix, and nothing else.
+func (p *Prover) reachesNoFurther(ctx context.Context, b buckets.Bucket, s proofSession) error {
 	client, err := p.clients.Bucket(ctx, b.Backend, s.keys, b.Info)
 	if err != nil {
 		return err
 	}
-	_, err = client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: b.Name(), Prefix: &prefix, MaxKeys: aws.Int32(1), EncodingType: types.EncodingTypeUrl})
-	err = backend.Classify(err, "scope: required needs a proof that a session can be limited to a prefix: listing "+b.Info.Name+"/"+prefix+" of "+b.Backend.String()+" with a session for it")
+	_, err = client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: b.Name(), Prefix: &s.prefix, MaxKeys: aws.Int32(1), EncodingType: types.EncodingTypeUrl})
+	err = backend.Classify(err, "scope: required needs a proof that a session can be limited to a prefix: listing "+b.Info.Name+"/"+s.prefix+" of "+
+		b.Backend.String()+" with a session for it")
 	switch {
 	case err == nil:
-		return p.scopes.ProveScope(ctx, b.Backend, backend.Access{Keys: s.keys, Class: s.class, Bucket: b.Info, Prefix: prefix})
+		return p.scopes.ProveScope(ctx, b.Backend, backend.Access{Keys: s.keys, Class: s.class, Bucket: b.Info, Prefix: s.prefix})
 	case !fault.Is(err, fault.Denied):
 		return err
-	case lenient:
+	case s.lenient:
 		klog.FromContext(ctx).Info(leftToNodes, "backend", b.Backend.Name, "bucket", b.Info.Name, "reason", err)
 		return nil
 	}

@@ -57,7 +57,7 @@ func TestAnImpossibleScopeIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, be := identitytest.Lab(t, c.settings)
-			err := expressible(be, c.bucket, c.prefix, volume.Attributes{Credentials: c.source})
+			err := checkExpressible(be, Subject{Bucket: c.bucket, Prefix: c.prefix, Parameters: volume.Parameters{Node: volume.Attributes{Credentials: c.source}}})
 			if (err == nil) != (c.says == "") || err != nil && (!fault.Is(err, fault.Precondition) || !strings.Contains(err.Error(), c.says)) {
 				t.Errorf("%v, want %q", err, c.says)
 			}
@@ -71,8 +71,8 @@ func TestAnImpossibleScopeIsRefusedFirst(t *testing.T) {
 	p := New(nil, nil, nil, time.Now)
 	for _, source := range []string{"", credentials.SourceWorkload} {
 		params := volume.Parameters{Node: volume.Attributes{Scope: volume.ScopeRequired, Credentials: source}}
-		prefix := p.Prefix(t.Context(), buckets.Bucket{Backend: be}, identity.Identity{}, "v", params)
-		_, whole := p.Bucket(t.Context(), be, identity.Identity{}, "data", params)
+		prefix := p.Prefix(t.Context(), buckets.Bucket{Backend: be}, Subject{Prefix: params.VolumePrefix("v", 1), Parameters: params})
+		_, whole := p.Bucket(t.Context(), be, Subject{Bucket: "data", Parameters: params})
 		if !fault.Is(prefix, fault.Precondition) || !fault.Is(whole, fault.Precondition) {
 			t.Errorf("credentials %q: %v; %v", source, prefix, whole)
 		}
@@ -91,7 +91,7 @@ func TestFailedProofsAreKeptForAMoment(t *testing.T) {
 	}
 	p := New(identities, nil, nil, clock)
 	prove := func(ctx context.Context) error {
-		_, err := p.Bucket(ctx, be, identity.Identity{Keys: credentials.Keys{AccessKeyID: "A", SecretAccessKey: "s"}}, "bucket", volume.Parameters{})
+		_, err := p.Bucket(ctx, be, Subject{Who: identity.Identity{Keys: credentials.Keys{AccessKeyID: "A", SecretAccessKey: "s"}}, Bucket: "bucket"})
 		return err
 	}
 	for _, step := range []struct {

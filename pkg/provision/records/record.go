@@ -4,6 +4,7 @@ package records
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -75,22 +77,24 @@ type Record struct {
 func Key(segment string) string { return volume.RecordPrefix + "/volumes/" + segment }
 
 // New returns the record of a new volume, in its first generation unless the id says otherwise.
-func New(o Owner, name string, id volume.ID, params volume.Parameters, now time.Time) Record {
+func (s *Store) New(name string, id volume.ID, params volume.Parameters) Record {
+	now := s.Now()
 	_, generation, _ := id.NameSegment()
 	state, content := StateActive, params.Content.String()
 	if content != "" {
 		state = StateFilling
 	}
 	return Record{
-		Version: version, Driver: o.Driver, Cluster: o.Cluster, Name: name, VolumeID: id.String(), ParametersDigest: params.Digest(),
+		Version: version, Driver: s.Owner.Driver, Cluster: s.Owner.Cluster, Name: name, VolumeID: id.String(), ParametersDigest: params.Digest(),
 		OnDelete: params.OnDelete, CapacityBytes: params.CapacityBytes, Usage: params.Usage.String(), State: state, Generation: generation, FirstPrefix: id.Prefix,
 		ContentSource: content, Direct: params.Node.Snapshot != "", Created: now, Updated: now,
 	}
 }
 
 // NewReservation returns a record that reserves a name, so that no volume can use it.
-func NewReservation(o Owner, name string, now time.Time) Record {
-	return Record{Version: version, Driver: o.Driver, Cluster: o.Cluster, Name: name, State: StateReserved, Created: now, Updated: now}
+func (s *Store) NewReservation(name string) Record {
+	now := s.Now()
+	return Record{Version: version, Driver: s.Owner.Driver, Cluster: s.Owner.Cluster, Name: name, State: StateReserved, Created: now, Updated: now}
 }
 
 // UsageSetting returns how often usage is measured.
@@ -132,12 +136,13 @@ func (r Record) With(s State, now time.Time) Record {
 	return r
 }
 
-func (r Record) encode() ([]byte, error) {
-	if err := r.check(); err != nil {
-		return nil, err
+// encode returns the text of a record that is valid, which is what invalid says; nil: it is.
+func encode(record any, invalid error) ([]byte, error) {
+	data, err := json.MarshalIndent(record, "", "  ")
+	if err = cmp.Or(invalid, err); err != nil {
+		return nil, fault.Errorf(fault.Unknown, "record that is not valid: %w", err)
 	}
-	data, err := json.MarshalIndent(r, "", "  ")
-	return append(data, '\n'), err
+	return append(data, '\n'), nil
 }
 
 // decode parses a record strictly: any difference from the format is an error.
@@ -190,7 +195,8 @@ func (r Record) check() error {
 		return errors.New("created or updated is missing")
 	}
 	if r.State == StateReserved {
-		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.CapacityBytes != 0 || r.Generation != 0 || r.FirstPrefix != "" || r.PreviousVolumeID != "" ||
+		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.CapacityBytes != 0 || r.Generation != 0 || r.FirstPrefix != "" ||
+			r.PreviousVolumeID != "" ||
 			r.ContentSource != "" || len(r.Fillers) > 0 || r.Direct || r.Usage != "" || len(r.Options) > 0 {
 			return errors.New("a reservation has fields of a volume")
 		}

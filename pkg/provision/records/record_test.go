@@ -29,9 +29,10 @@ func later(r Record) Record {
 
 func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
 	for name, r := range map[string]Record{
-		"volume": testRecord(), "later generation": later(testRecord()), "reservation": testReservation(), "tombstone": testRecord().With(StateDeleted, testTime), "of an earlier driver, without a size": func() Record { r := testRecord(); r.CapacityBytes = 0; return r }(),
+		"volume": testRecord(), "later generation": later(testRecord()), "reservation": testReservation(), "tombstone": testRecord().With(StateDeleted,
+			testTime), "of an earlier driver, without a size": func() Record { r := testRecord(); r.CapacityBytes = 0; return r }(),
 	} {
-		data, err := r.encode()
+		data, err := encode(r, r.check())
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -43,7 +44,7 @@ func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
 }
 
 func TestRecordsThatMakeNoSenseAreRefused(t *testing.T) {
-	good, err := testRecord().encode()
+	good, err := encode(testRecord(), testRecord().check())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +85,7 @@ func TestRecordsThatMakeNoSenseAreRefused(t *testing.T) {
 
 func FuzzRecord(f *testing.F) {
 	for _, r := range []Record{testRecord(), later(testRecord()), testReservation()} {
-		data, err := r.encode()
+		data, err := encode(r, r.check())
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -96,11 +97,12 @@ func FuzzRecord(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := r.encode()
+		again, err := encode(r, r.check())
 		if err != nil {
 			t.Fatalf("what was read cannot be written: %v", err)
 		}
-		if back, err := decode(again); err != nil || !back.Created.Equal(r.Created) || !back.Updated.Equal(r.Updated) || back.VolumeID != r.VolumeID || back.State != r.State {
+		if back, err := decode(again); err != nil || !back.Created.Equal(r.Created) || !back.Updated.Equal(r.Updated) ||
+			back.VolumeID != r.VolumeID || back.State != r.State {
 			t.Fatalf("%+v became %+v, %v", r, back, err)
 		}
 		if r.State != StateReserved {

@@ -2,15 +2,11 @@ package records
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 	"unicode/utf8"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/backend"
-	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
@@ -54,17 +50,16 @@ type Snapshot struct {
 	Updated  time.Time `json:"updated"`
 }
 
-// CutsPrefix is the prefix of the objects whose times become those of snapshots.
-const CutsPrefix = volume.RecordPrefix + "/probe/"
-
 // SnapshotKey returns the object key of the record of the snapshot name with that segment.
 func SnapshotKey(segment string) string { return volume.SnapshotsPrefix + segment }
 
 // NewSnapshot returns the record of a snapshot that is about to be copied.
-func NewSnapshot(o Owner, name string, id volume.SnapshotID, source volume.ID, p volume.SnapshotParameters, now time.Time) Snapshot {
+func (s *Store) NewSnapshot(name string, id volume.SnapshotID, source volume.ID, p volume.SnapshotParameters) Snapshot {
+	now := s.Now()
 	return Snapshot{
-		Version: version, Driver: o.Driver, Cluster: o.Cluster, Name: name, SnapshotID: id.String(), Source: source.String(), ParametersDigest: p.Digest(),
-		Consistency: p.Consistency, OnDelete: p.OnDelete, State: StateCutting, Generation: id.Generation, Created: now, Updated: now,
+		Version: version, Driver: s.Owner.Driver, Cluster: s.Owner.Cluster, Name: name, SnapshotID: id.String(), Source: source.String(),
+		ParametersDigest: p.Digest(),
+		Consistency:      p.Consistency, OnDelete: p.OnDelete, State: StateCutting, Generation: id.Generation, Created: now, Updated: now,
 	}
 }
 
@@ -136,59 +131,6 @@ type StoredSnapshot struct {
 
 // ReadSnapshot reads a snapshot record. NotFound: there is none. Precondition: the object is not a valid record.
 func (s *Store) ReadSnapshot(ctx context.Context, b buckets.Bucket, segment string) (StoredSnapshot, error) {
-	data, etag, err := s.Get(ctx, b, SnapshotKey(segment), maxRecord)
-	if err != nil {
-		return StoredSnapshot{}, err
-	}
-	r, err := decodeSnapshot(data)
-	if err != nil {
-		return StoredSnapshot{}, fault.Errorf(fault.Precondition, "%s in %s is not a snapshot record that this driver can read: %w; nothing was changed; find out which program wrote it before you change it", SnapshotKey(segment), b, err)
-	}
-	return StoredSnapshot{r, etag}, nil
-}
-
-// WriteSnapshot writes a snapshot record under the condition that there is none (etag "") or that it is still the one with that etag. See
-// Put.
-func (s *Store) WriteSnapshot(ctx context.Context, b buckets.Bucket, etag string, r Snapshot) (newETag string, err error) {
-	data, err := json.MarshalIndent(r, "", "  ")
-	if err == nil {
-		err = r.check()
-	}
-	if err != nil {
-		return "", fault.Errorf(fault.Unknown, "record of snapshot %q: %w", r.Name, err)
-	}
-	return s.Put(ctx, b, SnapshotKey(volume.NameSegment(r.Name)), etag, append(data, '\n'))
-}
-
-// SnapshotSegments lists the segments of the snapshot records of a bucket, in order: those after a segment, of one page.
-func (s *Store) SnapshotSegments(ctx context.Context, b buckets.Bucket, after string) (segments []string, more bool, err error) {
-	for {
-		start := ""
-		if after != "" {
-			start = volume.SnapshotsPrefix + after
-		}
-		page, err := buckets.List(ctx, b, volume.SnapshotsPrefix, buckets.From{After: start, Delimiter: "/"})
-		if err != nil {
-			return nil, false, backend.Classify(err, "listing the snapshots in "+b.String())
-		}
-		last := after
-		for _, key := range page.Prefixes { // the data of the snapshots
-			// The next key that is not below the prefix: "0" follows "/".
-			last = max(last, strings.TrimSuffix(strings.TrimPrefix(key, volume.SnapshotsPrefix), "/")+"0")
-		}
-		for _, o := range page.Objects {
-			segment := strings.TrimPrefix(o.Key, volume.SnapshotsPrefix)
-			last = max(last, segment)
-			if segment > after {
-				segments = append(segments, segment)
-			}
-		}
-		switch {
-		case page.More && last == after:
-			return nil, false, fault.Errorf(fault.Unavailable, "the service lists no more snapshots in %s, but says that there are some: its listings are unreliable", b)
-		case !page.More || len(segments) > 0:
-			return segments, page.More, nil
-		}
-		after = last
-	}
+	r, etag, err := readRecord(ctx, b, SnapshotKey(segment), decodeSnapshot)
+	return StoredSnapshot{r, etag}, err
 }

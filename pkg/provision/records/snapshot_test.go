@@ -5,14 +5,16 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 func testSnapshot() Snapshot {
 	return Snapshot{
-		Version: 1, Driver: "d", Cluster: "c", Name: "s", SnapshotID: "default:bucket/s@1", Source: "default:bucket/v/", ParametersDigest: "v1:00", Consistency: volume.SnapshotObject,
-		OnDelete: volume.OnDeleteDelete, State: StateReady, Generation: 1, Objects: 3, Bytes: 4, Created: testTime, Finished: testTime, Updated: testTime,
+		Version: 1, Driver: "d", Cluster: "c", Name: "s", SnapshotID: "default:bucket/s@1", Source: "default:bucket/v/", ParametersDigest: "v1:00",
+		Consistency: volume.SnapshotObject,
+		OnDelete:    volume.OnDeleteDelete, State: StateReady, Generation: 1, Objects: 3, Bytes: 4, Created: testTime, Finished: testTime, Updated: testTime,
 	}
 }
 
@@ -64,11 +66,12 @@ func TestSnapshotRecordsThatMakeNoSenseAreRefused(t *testing.T) {
 func TestAVolumeWithContentIsFilledFirst(t *testing.T) {
 	p := volume.Parameters{Backend: "default", BucketName: "bucket", Mutable: volume.Mutable{OnDelete: volume.OnDeleteDelete}}
 	id := p.ID("v", 1)
-	if r := New(Owner{"d", "c"}, "v", id, p, testTime); r.State != StateActive || r.ContentSource != "" {
+	s := NewStore(Owner{"d", "c"}, nil, func() time.Time { return testTime })
+	if r := s.New("v", id, p); r.State != StateActive || r.ContentSource != "" {
 		t.Errorf("%+v", r)
 	}
 	p.Content.Volume = volume.ID{Backend: "default", Bucket: "bucket", Prefix: "w/"}
-	r := New(Owner{"d", "c"}, "v", id, p, testTime)
+	r := s.New("v", id, p)
 	if r.State != StateFilling || r.ContentSource != "volume default:bucket/w/" || r.check() != nil {
 		t.Errorf("%+v, %v", r, r.check())
 	}
@@ -76,7 +79,7 @@ func TestAVolumeWithContentIsFilledFirst(t *testing.T) {
 	if r.check() == nil {
 		t.Error("a volume is filled from nothing")
 	}
-	if tags := NewTags(Owner{"d", "c"}, "v", id, p); tags[TagState] != string(StateFilling) {
+	if tags := s.NewTags("v", id, p); tags[TagState] != string(StateFilling) {
 		t.Errorf("%v", tags)
 	}
 }

@@ -31,25 +31,21 @@ const writeAttempts = 5
 // Stored is a record as it was read.
 type Stored struct {
 	Record
-	ETag string
-}
-
-// Conditions reports whether a bucket's service honours conditional writes.
-type Conditions interface {
-	Conditional(ctx context.Context, b buckets.Bucket) (bool, error)
+	ETag string // of the object; "": there is none
+	Tags Tags   // of a volume that is a bucket: all, which are written with the record's changes
 }
 
 // Store reads and writes the records of one owner.
 type Store struct {
-	Owner      Owner
-	conditions Conditions
-	now        func() time.Time
-	locks      conc.Locks // a bucket's writes, where it has no conditional ones
+	Owner  Owner
+	opener *buckets.Opener
+	now    func() time.Time
+	locks  conc.Locks // a bucket's writes, where it has no conditional ones
 }
 
 // NewStore returns a Store. It starts nothing. now is the clock.
-func NewStore(owner Owner, conditions Conditions, now func() time.Time) *Store {
-	return &Store{Owner: owner, conditions: conditions, now: now}
+func NewStore(owner Owner, opener *buckets.Opener, now func() time.Time) *Store {
+	return &Store{Owner: owner, opener: opener, now: now}
 }
 
 // Settings are what a node reads of a volume.
@@ -74,13 +70,9 @@ func ReadSettings(ctx context.Context, client *s3.Client, id volume.ID) (Setting
 		return Settings{}, none
 	}
 	b := buckets.Bucket{Client: client, Info: backend.BucketInfo{Name: id.Bucket}, Backend: backend.Backend{Name: id.Backend}}
-	data, _, err := readObject(ctx, b, Key(segment), maxRecord)
+	r, _, err := readRecord(ctx, b, Key(segment), decode)
 	if err != nil {
 		return Settings{}, err
-	}
-	r, err := decode(data)
-	if err != nil {
-		return Settings{}, fault.Errorf(fault.Precondition, "%s in %s is not a volume record that this driver can read: %w", Key(segment), b, err)
 	}
 	if r.VolumeID != id.String() || r.State != StateActive {
 		return Settings{}, none
@@ -89,67 +81,102 @@ func ReadSettings(ctx context.Context, client *s3.Client, id volume.ID) (Setting
 	return Settings{usage, r.CapacityBytes}, err
 }
 
+// Is reports whether the record is that of the volume, in that state.
+func (s Stored) Is(id volume.ID, state State) bool {
+	return s.VolumeID == id.String() && s.State == state
+}
+
 // Now returns the time for a record.
 func (s *Store) Now() time.Time { return s.now().UTC() }
 
 // Read reads a record. NotFound: there is none. Precondition: the object is not a valid record.
 func (s *Store) Read(ctx context.Context, b buckets.Bucket, segment string) (Stored, error) {
-	data, etag, err := s.Get(ctx, b, Key(segment), maxRecord)
-	if err != nil {
-		return Stored{}, err
-	}
-	r, err := decode(data)
-	if err != nil {
-		return Stored{}, fault.Errorf(fault.Precondition, "%s in %s is not a volume record that this driver can read: %w; nothing was changed; find out which program wrote it before you change it", Key(segment), b, err)
-	}
-	return Stored{r, etag}, nil
+	r, etag, err := readRecord(ctx, b, Key(segment), decode)
+	return Stored{Record: r, ETag: etag}, err
 }
 
-// ReadOwn reads this owner's record of exactly that id, or that of a later generation, which proves that this one was deleted.
+// readRecord reads and decodes a record of a volume or a snapshot.
+func readRecord[R any](ctx context.Context, b buckets.Bucket, key string, decode func([]byte) (R, error)) (r R, etag string, err error) {
+	data, etag, err := readObject(ctx, b, key, maxRecord)
+	if err != nil {
+		return r, "", err
+	}
+	if r, err = decode(data); err != nil {
+		var none R
+		return none, "", fault.Errorf(fault.Precondition, "%s in %s is not a record that this driver can read: %w; nothing was changed; "+
+			"find out which program wrote it before you change it", key, b, err)
+	}
+	return r, etag, nil
+}
+
+// ReadOwn reads this owner's record, or tags, of exactly that id, or the record of a later generation, which proves that this one was deleted.
 // ErrNotOurs: there is neither. NotFound: there is no bucket.
 func (s *Store) ReadOwn(ctx context.Context, b buckets.Bucket, id volume.ID) (Stored, error) {
+	if id.Prefix == "" {
+		t, err := ReadTags(ctx, b.Client, id.Bucket)
+		if err == nil && !t.Of(s.Owner, id) {
+			err = ErrNotOurs
+		}
+		return Stored{Record: t.record(), Tags: t}, err
+	}
 	segment, _, ok := id.NameSegment()
 	if !ok {
 		return Stored{}, ErrNotOurs
 	}
 	found, err := s.Read(ctx, b, segment)
 	switch {
-	case backend.IsNoSuchBucket(err):
-		return Stored{}, err
-	case fault.Is(err, fault.NotFound):
+	case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
 		return Stored{}, ErrNotOurs
-	case err != nil:
-		return Stored{}, err
-	case found.Outlived(id):
-		return found, nil
+	case err != nil || found.Outlived(id):
+		return found, err
 	case found.State == StateReserved || found.Record.Owner() != s.Owner || found.VolumeID != id.String():
 		return Stored{}, ErrNotOurs
 	}
 	return found, nil
 }
 
-// Segments returns the segments of the bucket's records after one ("": from the start), in their order: one request. more is set if there
-// are more. An object that is not a record is no segment.
+// Segments returns the segments of the bucket's volume records after one ("": from the start), in their order: one page of the listing, or more
+// while they have none. more is set if there are more. Objects below another "/" are no records.
 func (s *Store) Segments(ctx context.Context, b buckets.Bucket, after string) (segments []string, more bool, err error) {
-	prefix := Key("")
-	start := ""
-	if after != "" {
-		start = Key(after)
-	}
-	page, err := buckets.List(ctx, b, prefix, buckets.From{After: start})
-	if err != nil {
-		return nil, false, backend.Classify(err, "listing "+prefix+" of "+b.String())
-	}
-	for _, o := range page.Objects {
-		if segment := strings.TrimPrefix(o.Key, prefix); segment != o.Key && segment != "" && segment > after {
-			segments = append(segments, segment)
+	return segmentsBelow(ctx, b, Key(""), after)
+}
+
+// SnapshotSegments is Segments for the bucket's snapshot records.
+func (s *Store) SnapshotSegments(ctx context.Context, b buckets.Bucket, after string) (segments []string, more bool, err error) {
+	return segmentsBelow(ctx, b, volume.SnapshotsPrefix, after)
+}
+
+func segmentsBelow(ctx context.Context, b buckets.Bucket, prefix, after string) (segments []string, more bool, err error) {
+	for {
+		start := ""
+		if after != "" {
+			start = prefix + after
 		}
+		page, err := buckets.List(ctx, b, prefix, buckets.From{After: start, Delimiter: "/"})
+		if err != nil {
+			return nil, false, backend.Classify(err, "listing "+prefix+" of "+b.String())
+		}
+		last := after
+		for _, key := range page.Prefixes { // the data of snapshots
+			// The next key that is not below the prefix: "0" follows "/".
+			last = max(last, strings.TrimSuffix(strings.TrimPrefix(key, prefix), "/")+"0")
+		}
+		for _, o := range page.Objects {
+			segment, below := strings.CutPrefix(o.Key, prefix)
+			last = max(last, segment)
+			if below && segment > after {
+				segments = append(segments, segment)
+			}
+		}
+		switch {
+		case page.More && last == after:
+			return nil, false, fault.Errorf(fault.Unavailable,
+				"the service lists no more keys below %q of %s, but says that there are some: its listings are unreliable", prefix, b)
+		case !page.More || len(segments) > 0:
+			return segments, page.More, nil
+		}
+		after = last
 	}
-	if page.More && len(segments) == 0 {
-		return nil, false, fault.Errorf(fault.Unavailable,
-			"the service lists no more keys below %q of %s, but says that there are some: its listings are unreliable", prefix, b)
-	}
-	return segments, page.More, nil
 }
 
 // Get reads an object, of which it returns up to limit bytes and one more. NotFound: there is none.
@@ -171,15 +198,6 @@ func readObject(ctx context.Context, b buckets.Bucket, key string, limit int64) 
 	return data, aws.ToString(out.ETag), nil
 }
 
-// Write writes a record under the condition that there is none (etag "") or that it is still the one with that etag. See Put.
-func (s *Store) Write(ctx context.Context, b buckets.Bucket, segment, etag string, r Record) (newETag string, err error) {
-	data, err := r.encode()
-	if err != nil {
-		return "", fault.Errorf(fault.Unknown, "record of volume %q: %w", r.Name, err)
-	}
-	return s.Put(ctx, b, Key(segment), etag, data)
-}
-
 // Put writes an object under the condition that there is none (etag "") or that it is still the one with that etag. Two writes must have
 // different data, or be equivalent.
 //
@@ -187,17 +205,18 @@ func (s *Store) Write(ctx context.Context, b buckets.Bucket, segment, etag strin
 // ErrChanged: the condition does not hold. If the outcome is unknown it reads the object; if that fails too, the error is Busy or
 // Timeout, because the write may still happen.
 func (s *Store) Put(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) (newETag string, err error) {
-	conditional, err := s.conditions.Conditional(ctx, b)
+	conditional, err := s.opener.Conditional(ctx, b)
 	if err != nil {
 		return "", err
 	}
-	put := s.putIf
+	put := putIf
 	if !conditional {
 		put = s.putEmulated
 	}
+	w := write{key, etag, data}
 	what := "writing " + key + " of " + b.String()
 	for attempt := 1; attempt <= writeAttempts; attempt++ {
-		newETag, err = put(ctx, b, key, etag, data)
+		newETag, err = put(ctx, b, w)
 		switch {
 		case err == nil && newETag != "", errors.Is(err, ErrChanged):
 			return newETag, err
@@ -213,7 +232,7 @@ func (s *Store) Put(ctx context.Context, b buckets.Bucket, key, etag string, dat
 			}
 			return "", err
 		}
-		written, settleErr := settle(ctx, b, key, etag, data)
+		written, settleErr := settle(ctx, b, w)
 		switch {
 		case errors.Is(settleErr, errNotWritten):
 		case settleErr == nil, errors.Is(settleErr, ErrChanged):
@@ -228,35 +247,41 @@ func (s *Store) Put(ctx context.Context, b buckets.Bucket, key, etag string, dat
 	return "", buckets.UnknownOutcome(ctx, err)
 }
 
+// write is a write of an object: see Put.
+type write struct {
+	key, etag string
+	data      []byte
+}
+
 // errNotWritten means that a write has not happened yet.
 var errNotWritten = errors.New("the record is not written yet")
 
 // settle returns the record's ETag if a write has happened, and errNotWritten if it has not happened yet.
-func settle(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) (newETag string, err error) {
-	now, nowEtag, err := readObject(ctx, b, key, int64(len(data)))
+func settle(ctx context.Context, b buckets.Bucket, w write) (newETag string, err error) {
+	now, nowEtag, err := readObject(ctx, b, w.key, int64(len(w.data)))
 	switch {
 	case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
-		if etag == "" {
+		if w.etag == "" {
 			return "", errNotWritten
 		}
 		return "", ErrChanged
 	case err != nil:
 		return "", err
-	case bytes.Equal(now, data): // it has the time of the write, so it is this one
+	case bytes.Equal(now, w.data): // it has the time of the write, so it is this one
 		return nowEtag, nil
-	case etag != "" && nowEtag == etag:
+	case w.etag != "" && nowEtag == w.etag:
 		return "", errNotWritten
 	}
 	return "", ErrChanged
 }
 
 // putIf is a conditional write. It is sent once: a retry inside the SDK would hide that its first attempt succeeded.
-func (s *Store) putIf(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) (newETag string, err error) {
-	in := buckets.PutInput(b, key, data)
-	if etag == "" {
+func putIf(ctx context.Context, b buckets.Bucket, w write) (newETag string, err error) {
+	in := buckets.PutInput(b, w.key, w.data)
+	if w.etag == "" {
 		in.IfNoneMatch = aws.String("*")
 	} else {
-		in.IfMatch = &etag
+		in.IfMatch = &w.etag
 	}
 	out, err := b.Client.PutObject(ctx, in, buckets.NoRetry)
 	switch {
@@ -264,7 +289,7 @@ func (s *Store) putIf(ctx context.Context, b buckets.Bucket, key, etag string, d
 		return aws.ToString(out.ETag), nil
 	case backend.IsPreconditionFailed(err):
 		return "", ErrChanged
-	case etag != "" && backend.IsNotFound(err) && !backend.IsNoSuchBucket(err):
+	case w.etag != "" && backend.IsNotFound(err) && !backend.IsNoSuchBucket(err):
 		return "", ErrChanged // S3's answer to If-Match on a missing key
 	}
 	return "", err
@@ -272,24 +297,24 @@ func (s *Store) putIf(ctx context.Context, b buckets.Bucket, key, etag string, d
 
 // putEmulated is for services without conditional writes, where the operator promised that this is the only controller: then a lock in
 // this process and a read before the write are equivalent.
-func (s *Store) putEmulated(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) (newETag string, err error) {
+func (s *Store) putEmulated(ctx context.Context, b buckets.Bucket, w write) (newETag string, err error) {
 	release, err := s.locks.Lock(ctx, "write "+b.Backend.Name+" "+b.Info.Name)
 	if err != nil {
 		return "", err
 	}
 	defer release()
-	_, now, err := readObject(ctx, b, key, maxRecord)
+	_, now, err := readObject(ctx, b, w.key, maxRecord)
 	switch {
 	case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
-		if etag != "" {
+		if w.etag != "" {
 			return "", ErrChanged
 		}
 	case err != nil:
 		return "", err
-	case now != etag || etag == "":
+	case now != w.etag || w.etag == "":
 		return "", ErrChanged
 	}
-	out, err := b.Client.PutObject(ctx, buckets.PutInput(b, key, data), buckets.NoRetry)
+	out, err := b.Client.PutObject(ctx, buckets.PutInput(b, w.key, w.data), buckets.NoRetry)
 	if err != nil {
 		return "", err
 	}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -57,13 +56,13 @@ func tagValue(s string) string {
 }
 
 // NewTags returns the tags of a new bucket volume.
-func NewTags(o Owner, name string, id volume.ID, params volume.Parameters) Tags {
+func (s *Store) NewTags(name string, id volume.ID, params volume.Parameters) Tags {
 	t := Tags{
-		TagDriver: o.Driver, TagVolume: id.String(), TagName: tagValue(name), TagParameters: params.Digest(),
+		TagDriver: s.Owner.Driver, TagVolume: id.String(), TagName: tagValue(name), TagParameters: params.Digest(),
 		TagOnDelete: string(params.OnDelete), TagState: string(StateActive),
 	}
-	if o.Cluster != "" {
-		t[TagCluster] = o.Cluster
+	if s.Owner.Cluster != "" {
+		t[TagCluster] = s.Owner.Cluster
 	}
 	t.SetCapacity(params.CapacityBytes)
 	t.SetUsage(params.Usage)
@@ -192,14 +191,33 @@ func WriteTags(ctx context.Context, client *s3.Client, bucket string, t Tags) er
 	return backend.Classify(err, "tagging bucket "+bucket)
 }
 
-// SetState changes the state in the tags and keeps the others.
-func SetState(ctx context.Context, b buckets.Bucket, t Tags, s State) error {
-	t = maps.Clone(t)
-	t[TagState] = string(s)
-	if s != StateFilling {
-		delete(t, TagFillers)
+// record returns what the tags say as a record, which has nothing else.
+func (t Tags) record() Record {
+	return Record{
+		Driver: t[TagDriver], Cluster: t[TagCluster], Name: t[TagName], VolumeID: t[TagVolume], ParametersDigest: t[TagParameters],
+		OnDelete: volume.OnDelete(t[TagOnDelete]), CapacityBytes: t.Capacity(), Usage: t.Usage().String(), State: State(t[TagState]), Fillers: t.Fillers(),
 	}
-	return WriteTags(ctx, b.Client, b.Info.Name, t)
+}
+
+// with returns the tags with those fields of the record that can change.
+func (t Tags) with(r Record) Tags {
+	old := t.record()
+	t = maps.Clone(t)
+	t[TagState] = string(r.State)
+	if r.OnDelete != old.OnDelete {
+		t[TagOnDelete] = string(r.OnDelete)
+	}
+	if r.CapacityBytes != old.CapacityBytes {
+		t.SetCapacity(r.CapacityBytes)
+	}
+	if r.Usage != old.Usage {
+		t[TagUsage] = r.Usage
+	}
+	delete(t, TagFillers)
+	if r.State == StateFilling && len(r.Fillers) > 0 {
+		t.SetFillers(r.Fillers)
+	}
+	return t
 }
 
 // Owner is the driver and the cluster that a volume belongs to. Cluster may be empty.

@@ -1,43 +1,19 @@
-// Package remove deletes volumes according to their records or tags, and looks them up. Deletions run in the background, independent of the
+// Package remove deletes volumes and snapshots according to their records or tags. Deletions run in the background, independent of the
 // call that started them, and continue what an earlier attempt of any process left unfinished.
 package remove
 
 import (
 	"context"
-	"errors"
-	"sync"
+	"sync/atomic"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/runs"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
-
-// Request names a volume to delete or look up.
-type Request struct {
-	ID      volume.ID
-	Keys    credentials.Keys // of the request's secret; zero: none
-	RoleARN string           // of the request's secret; "": none
-	// Unfilled deletes the volume only if its content is not complete.
-	Unfilled bool
-}
-
-// Options are the dependencies and settings of a Remover; all are required.
-type Options struct {
-	Config     backend.Configured // read at each call
-	Identities *identity.Identities
-	Clients    *backend.Clients
-	Opener     *buckets.Opener
-	Records    *records.Store
-	Eraser     Eraser
-	Claims     *runs.Claims
-	Runs       int // how many volumes are erased at once
-}
 
 // Eraser looks below a prefix and removes everything there; *erase.Eraser implements it.
 type Eraser interface {
@@ -45,57 +21,112 @@ type Eraser interface {
 	Erase(ctx context.Context, t erase.Task) error
 }
 
-// Remover deletes volumes and looks them up. All methods may be called concurrently.
+// Remover deletes volumes and snapshots. All methods may be called concurrently.
 type Remover struct {
-	Options
-	queue *queue
+	Identities *identity.Identities
+	Clients    *backend.Clients
+	Opener     *buckets.Opener
+	Records    *records.Store
+	Eraser     Eraser
+	Claims     *runs.Claims
+	// queue has a lane in which each deletion begins, which is short: most deletions are of empty volumes and end there. Those with something to erase
+	// go to the second lane, where they wait for a worker.
+	queue *runs.Queue
 }
 
-// New returns a Remover. It starts nothing: deletions wait for Run.
-func New(o Options) *Remover { return &Remover{Options: o, queue: newQueue(o.Runs)} }
+// maxChecks is how many deletions run at once until they need a worker. It bounds the memory of their requests.
+const maxChecks = 64
+
+// New returns a Remover with those dependencies, which erases up to limit volumes at once. It starts nothing: deletions wait for Run.
+func New(r Remover, limit int) *Remover {
+	r.queue = runs.New(maxChecks, limit)
+	return &r
+}
 
 // Run executes deletions until ctx ends. The next DeleteVolume of any process continues unfinished ones. Run can be called once.
-func (r *Remover) Run(ctx context.Context) error { return r.queue.run(ctx) }
+func (r *Remover) Run(ctx context.Context) error { return r.queue.Run(ctx) }
+
+// job deletes one volume or snapshot.
+type job func(ctx context.Context, d *deletion) error
+
+// deletion is the deletion of one volume or snapshot in this process.
+type deletion struct {
+	run      *runs.Run
+	progress erase.Progress
+	waits    atomic.Bool       // for copies that may still write, see Remover.outwait
+	unfilled bool              // the volume is deleted only if its content is not complete
+	planned  bool              // scoped is final
+	scoped   backend.KeySource // sessions of the deletion; nil: none
+}
+
+// String returns the progress.
+func (d *deletion) String() string {
+	s := d.progress.String()
+	if d.waits.Load() {
+		s += "; waiting until a copy that was in progress has ended, for two minutes if its controller does not answer"
+	}
+	return s
+}
+
+// hasWorker reports whether the deletion is one of the limited number that may erase data.
+func (d *deletion) hasWorker() bool { return d.run.Lane() > 0 }
 
 // Delete deletes the volume according to its record or its bucket's tags (volume.OnDelete). It returns nil if the volume is deleted or never
 // existed. While the deletion is queued or in progress, it returns Busy with the progress. The deletion continues without the caller, and
 // calls for the same volume join it. Run executes the deletions.
-func (r *Remover) Delete(ctx context.Context, req Request) (err error) {
-	be, who, err := r.Identities.Find(req.ID.Backend, req.Keys, req.RoleARN)
+func (r *Remover) Delete(ctx context.Context, q records.Request) error {
+	return r.deleteVolume(ctx, q, &deletion{})
+}
+
+// DeleteUnfilled is Delete for a volume whose content could not be completed. Busy: it is complete.
+func (r *Remover) DeleteUnfilled(ctx context.Context, q records.Request) error {
+	return r.deleteVolume(ctx, q, &deletion{unfilled: true})
+}
+
+func (r *Remover) deleteVolume(ctx context.Context, q records.Request, d *deletion) error {
+	return r.delete(ctx, request{"volume " + q.ID.String(), q.ID.Backend, q.Keys, q.RoleARN}, d, volumeDeletion{remover: r, id: q.ID}.find)
+}
+
+// request asks for a deletion.
+type request struct {
+	what, backend string // what is the name of the volume or snapshot
+	keys          credentials.Keys
+	role          string
+}
+
+// delete executes or joins a deletion. find returns what deletes the volume or snapshot, or nil if there is nothing to delete; its error is a refusal.
+func (r *Remover) delete(ctx context.Context, q request, d *deletion, find func(context.Context, identity.Access) (job, error)) (err error) {
+	be, who, err := r.Identities.Find(q.backend, q.keys, q.role)
 	if err != nil {
 		return err
 	}
-	if d := r.queue.join(req.ID.String(), who); d != nil {
-		return r.queue.wait(ctx, d)
+	if joined, err := r.queue.Join(ctx, q.what, who); joined {
+		return err
 	}
 	keys, err := r.Identities.Keys(ctx, be, who)
 	if err != nil {
 		return err
 	}
 	defer func() { r.Identities.Invalidate(be, who, keys, err) }()
-	work, err := r.volume(be, req.ID).find(ctx, keys)
+	work, err := find(ctx, identity.Access{Backend: be, Who: who, Keys: keys})
 	if err != nil || work == nil {
 		return err
 	}
-	d, err := r.queue.start(req.ID.String(), who, func(ctx context.Context, d *deletion) error {
-		d.unfilled = req.Unfilled
-		return r.WhileConfigured(ctx, be, func(ctx context.Context) error { return work(ctx, d) })
-	})
-	if err != nil {
-		return err
-	}
-	return r.queue.wait(ctx, d)
+	return r.queue.Do(ctx, runs.Work{ID: q.what, What: "deleting " + q.what, Who: who, Progress: d, Job: func(ctx context.Context, run *runs.Run) error {
+		d.run = run
+		return r.Identities.WhileConfigured(ctx, be, func(ctx context.Context) error { return work(ctx, d) })
+	}})
 }
 
 // erase erases what is below a prefix. A deletion that has no worker may only find that there is nothing to erase; otherwise the
-// error is errNeedsWorker.
+// error is runs.ErrNextLane.
 func (r *Remover) erase(ctx context.Context, d *deletion, t erase.Task) error {
-	if d.hasWorker {
+	if d.hasWorker() {
 		return r.Eraser.Erase(ctx, t)
 	}
 	left, err := r.Eraser.Look(ctx, t)
 	if err == nil && !left.Empty() {
-		return errNeedsWorker
+		return runs.ErrNextLane
 	}
 	return err
 }
@@ -105,92 +136,5 @@ func (r *Remover) erase(ctx context.Context, d *deletion, t erase.Task) error {
 func (r *Remover) outwait(ctx context.Context, d *deletion, read func(context.Context) ([]string, error)) error {
 	d.waits.Store(true)
 	defer d.waits.Store(false)
-	for {
-		left, err := read(ctx)
-		if err != nil {
-			return err
-		}
-		r.Claims.Revoke(left)
-		if len(r.Claims.Open(left)) == 0 {
-			return nil
-		}
-		if err := r.Claims.Pause(ctx); err != nil {
-			return err
-		}
-	}
-}
-
-// Lookup returns NotFound unless this driver's volume of that id exists and is not being deleted.
-func (r *Remover) Lookup(ctx context.Context, req Request) error {
-	return r.look(ctx, req, deletable.lookup)
-}
-
-// LookupPlace returns NotFound unless the bucket exists and, for a prefix, has an object below it, created by any program. It also returns
-// NotFound while this driver is deleting the volume of that id.
-func (r *Remover) LookupPlace(ctx context.Context, req Request) error {
-	return r.look(ctx, req, deletable.lookupPlace)
-}
-
-// deletable is a volume to delete or look up.
-type deletable interface {
-	// find returns what deletes the volume, or nil if there is nothing to delete. An error is a refusal.
-	find(ctx context.Context, keys credentials.Keys) (job, error)
-	lookup(ctx context.Context, keys credentials.Keys) error
-	lookupPlace(ctx context.Context, keys credentials.Keys) error
-}
-
-func (r *Remover) volume(be backend.Backend, id volume.ID) deletable {
-	if id.Prefix == "" {
-		return bucketVolume{r, be, id}
-	}
-	return prefixVolume{r, be, id}
-}
-
-func (r *Remover) look(ctx context.Context, req Request, lookup func(v deletable, ctx context.Context, keys credentials.Keys) error) (err error) {
-	be, who, err := r.Identities.Find(req.ID.Backend, req.Keys, req.RoleARN)
-	if err != nil {
-		return err
-	}
-	keys, err := r.Identities.Keys(ctx, be, who)
-	if err != nil {
-		return err
-	}
-	defer func() { r.Identities.Invalidate(be, who, keys, err) }()
-	return lookup(r.volume(be, req.ID), ctx, keys)
-}
-
-// errReconfigured cancels work on a backend whose configuration has changed.
-var errReconfigured = errors.New("the config file has changed for this backend")
-
-// WhileConfigured runs work on a backend and returns Busy if the backend's configuration changes meanwhile, because results from the old
-// endpoint prove nothing about the new one. The next DeleteVolume uses the new configuration.
-func (r *Remover) WhileConfigured(ctx context.Context, be backend.Backend, work func(context.Context) error) error {
-	revision := be.Revision()
-	same := func() bool {
-		now, err := r.Config.Config().Backend(be.Name)
-		return err == nil && now.Revision() == revision
-	}
-	working, stop := context.WithCancelCause(ctx)
-	var watcher sync.WaitGroup
-	watcher.Go(func() {
-		for {
-			changed := r.Config.Changed()
-			if !same() {
-				stop(errReconfigured)
-				return
-			}
-			select {
-			case <-changed:
-			case <-working.Done():
-				return
-			}
-		}
-	})
-	err := work(working)
-	stop(nil)
-	watcher.Wait()
-	if ctx.Err() == nil && !same() {
-		return fault.Errorf(fault.Busy, "%s: %w; a retry uses the new settings", be, errReconfigured)
-	}
-	return err
+	return r.Claims.Outwait(ctx, read)
 }

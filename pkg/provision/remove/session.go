@@ -35,7 +35,7 @@ func volumeTarget(id volume.ID) target {
 // openToDelete opens the bucket of a deletion. Its clients get keys for each request, because a deletion may take longer than a
 // session is valid.
 func (r *Remover) openToDelete(ctx context.Context, be backend.Backend, d *deletion, t target) (buckets.Bucket, error) {
-	keys, err := r.Identities.Keys(ctx, be, d.latest())
+	keys, err := r.Identities.Keys(ctx, be, d.run.Latest())
 	if err != nil {
 		return buckets.Bucket{}, err
 	}
@@ -44,19 +44,19 @@ func (r *Remover) openToDelete(ctx context.Context, be backend.Backend, d *delet
 		return buckets.Bucket{}, err
 	}
 	if !d.planned {
-		if d.scoped, err = r.deletionKeys(ctx, be, d, t); err != nil {
+		if d.scoped, err = r.deletionKeys(ctx, be, d.run.Latest, t); err != nil {
 			return buckets.Bucket{}, err
 		}
 		d.planned = true
 	}
-	return buckets.ForRun(ctx, r.Clients, b, r.Identities.Own(be, r.Clients.DriverKeys, d.latest), d.scoped)
+	return buckets.ForRun(ctx, r.Clients, b, r.Identities.Own(be, r.Clients.DriverKeys, d.run.Latest), d.scoped)
 }
 
 // deletionKeys returns the sessions for a deletion, after making the first one; nil: no session can be made. A volume that no policy can
 // describe was created without scope and is deleted without a session.
-func (r *Remover) deletionKeys(ctx context.Context, be backend.Backend, d *deletion, t target) (backend.KeySource, error) {
+func (r *Remover) deletionKeys(ctx context.Context, be backend.Backend, latest func() identity.Identity, t target) (backend.KeySource, error) {
 	return r.Identities.Narrow(ctx, be, identity.Narrowing{
-		Bucket: t.bucket, Name: identity.SessionName("delete", t.id), Purpose: "the deletion of " + t.what, Latest: d.latest,
+		Bucket: t.bucket, Name: identity.SessionName("delete", t.id), Purpose: "the deletion of " + t.what, Latest: latest,
 		Policy: func(aws bool, partition string) (string, error) {
 			return policy.Scope{Partition: partition, Bucket: t.bucket, Prefix: t.prefix, KMS: aws, AWS: aws}.Deletion(t.records)
 		},

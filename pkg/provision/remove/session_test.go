@@ -23,7 +23,7 @@ func newTest(t *testing.T, settings string, now func() time.Time) (*Remover, *id
 	if err != nil {
 		t.Fatal(err)
 	}
-	return New(Options{Config: config, Identities: identities}), sessions, be
+	return New(Remover{Identities: identities}, 1), sessions, be
 }
 
 const (
@@ -33,7 +33,7 @@ const (
 
 var tenant = credentials.Keys{AccessKeyID: "TENANT", SecretAccessKey: "s"}
 
-func TestADeletionHasASessionWhereConfigurationAndIdentityAllow(t *testing.T) {
+func TestDeletion_HasASessionWhereConfigurationAndIdentityAllow(t *testing.T) {
 	const own = "endpoint: 'http://127.0.0.1:1'"
 	one := volume.ID{Backend: "lab", Bucket: "data", Prefix: "a/v/"}
 	for name, c := range map[string]struct {
@@ -59,7 +59,7 @@ func TestADeletionHasASessionWhereConfigurationAndIdentityAllow(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			keys, err := r.deletionKeys(t.Context(), be, &deletion{who: who}, volumeTarget(c.id))
+			keys, err := r.deletionKeys(t.Context(), be, func() identity.Identity { return who }, volumeTarget(c.id))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -91,15 +91,15 @@ func TestADeletionHasASessionWhereConfigurationAndIdentityAllow(t *testing.T) {
 	}
 }
 
-func TestADeletionsSessionsAreMadeOfTheLatestRequestsKeys(t *testing.T) {
+func TestDeletion_MakesSessionsWithTheKeysOfTheLatestRequest(t *testing.T) {
 	now := testTime
 	r, f, be := newTest(t, "controllerCredentials: secret", func() time.Time { return now })
-	d := &deletion{who: identity.Identity{Keys: tenant}}
-	keys, err := r.deletionKeys(t.Context(), be, d, volumeTarget(volume.ID{Backend: "lab", Bucket: "data", Prefix: "v/"}))
+	latest := identity.Identity{Keys: tenant}
+	keys, err := r.deletionKeys(t.Context(), be, func() identity.Identity { return latest }, volumeTarget(volume.ID{Backend: "lab", Bucket: "data", Prefix: "v/"}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.who = identity.Identity{Keys: credentials.Keys{AccessKeyID: "ROTATED", SecretAccessKey: "s"}, Role: tenantRole}
+	latest = identity.Identity{Keys: credentials.Keys{AccessKeyID: "ROTATED", SecretAccessKey: "s"}, Role: tenantRole}
 	now = testTime.Add(59 * time.Minute)
 	if _, err := keys(t.Context()); err != nil || len(f.Made) != 2 || f.Made[1].Keys.AccessKeyID != "ROTATED" || f.Made[1].RoleARN != tenantRole {
 		t.Errorf("%v, %v", f.Made, err)

@@ -136,15 +136,24 @@ func (c *Claims) forgetLocked(m map[string]time.Time, age time.Duration) {
 	}
 }
 
-// Pause waits before another look at a record whose runs may still write.
-func (c *Claims) Pause(ctx context.Context) error {
-	t := time.NewTimer(min(max(c.lag/64, minPoll), maxPoll))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+// Outwait waits until the runs with the claims that read returns may no longer write. The record says that they must stop.
+func (c *Claims) Outwait(ctx context.Context, read func(context.Context) ([]string, error)) error {
+	for {
+		list, err := read(ctx)
+		if err != nil {
+			return err
+		}
+		c.Revoke(list)
+		if len(c.Open(list)) == 0 {
+			return nil
+		}
+		t := time.NewTimer(min(max(c.lag/64, minPoll), maxPoll))
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return context.Cause(ctx)
+		}
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestARunThatTookOverIsLeftAlone(t *testing.T) {
+func TestClaims_RunThatTookOverIsLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lag = time.Minute
 		c := NewClaims(lag)
@@ -33,7 +33,7 @@ func TestARunThatTookOverIsLeftAlone(t *testing.T) {
 	})
 }
 
-func TestWhichRunsMayStillWrite(t *testing.T) {
+func TestClaims_ShowWhichRunsMayStillWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lag = time.Minute
 		c, other := NewClaims(lag), NewClaims(lag)
@@ -75,7 +75,7 @@ func TestWhichRunsMayStillWrite(t *testing.T) {
 	})
 }
 
-func TestARecordHasFewClaims(t *testing.T) {
+func TestClaims_OfARecordAreFew(t *testing.T) {
 	var list []string
 	for range 3 * maxClaims {
 		list = NewClaims(time.Minute).New().Add(list)
@@ -85,11 +85,23 @@ func TestARecordHasFewClaims(t *testing.T) {
 	}
 }
 
-func TestPauseEndsWithItsContext(t *testing.T) {
-	ctx, why := context.WithCancelCause(t.Context())
-	stopped := errors.New("stopped")
-	why(stopped)
-	if err := NewClaims(time.Hour).Pause(ctx); !errors.Is(err, stopped) {
-		t.Error(err)
-	}
+func TestClaims_OutwaitEndsWithTheLagOrItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClaims(time.Minute)
+		began := time.Now()
+		theirs := func(context.Context) ([]string, error) { return []string{"theirs"}, nil }
+		if err := c.Outwait(t.Context(), theirs); err != nil || time.Since(began) < time.Minute {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		failed := errors.New("failed")
+		if err := c.Outwait(t.Context(), func(context.Context) ([]string, error) { return nil, failed }); !errors.Is(err, failed) {
+			t.Error(err)
+		}
+		ctx, stop := context.WithCancelCause(t.Context())
+		stopped := errors.New("stopped")
+		stop(stopped)
+		if err := c.Outwait(ctx, func(context.Context) ([]string, error) { return []string{"other"}, nil }); !errors.Is(err, stopped) {
+			t.Error(err)
+		}
+	})
 }

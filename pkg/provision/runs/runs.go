@@ -1,5 +1,5 @@
-// Package runs executes work that outlives the call that asked for it, such as copies: one run per id, a limited number at a time. Calls for the
-// same id join the run and get its progress.
+// Package runs executes work that outlives the call that asked for it, such as copies and deletions: one run per id, a limited number at a time. Calls
+// for the same id join the run and get its progress.
 package runs
 
 import (
@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,53 +20,86 @@ import (
 const (
 	// answerMargin is the time before an RPC's deadline that is reserved for its response.
 	answerMargin = 500 * time.Millisecond
-	// keptFailures is the number of final failures that are kept for the next call.
+	// keptFailures is the number of runs whose last failure is kept for later calls.
 	keptFailures = 256
 )
 
-// Job is the work of a run.
-type Job func(ctx context.Context, r *Run) error
+// Work is what a run does.
+type Work struct {
+	ID       string // calls for the same id join one run
+	What     string // "making snapshot x", for messages
+	Who      identity.Identity
+	Progress fmt.Stringer
+	// Job does the work. After ErrNextLane it is called again in the next lane.
+	Job func(ctx context.Context, r *Run) error
+}
 
-// Run is one piece of work.
+// ErrNextLane is returned by a job that needs the next lane, which executes fewer runs at a time.
+var ErrNextLane = errors.New("the work needs the next lane")
+
+// Run is one piece of work. The lock of its queue guards all but done and queue.
 type Run struct {
-	what     string // "making snapshot x", for messages
-	id       string
-	job      Job
-	progress fmt.Stringer
-	done     chan struct{} // closed when err is set
-	cancel   context.CancelCauseFunc
-	working  context.Context
+	queue *Queue
+	done  chan struct{} // closed when err is set
 
-	mu      sync.Mutex
-	who     identity.Identity // of the latest request, because the keys of earlier ones may expire
+	work    Work // with the identity of the latest request, because the keys of earlier ones may expire
+	lane    int
+	started time.Time       // in this lane
+	working context.Context // while the job is executed
+	cancel  context.CancelCauseFunc
 	waiters int
+	ended   bool
 	err     error
 }
 
 // Latest returns the identity of the latest request.
 func (r *Run) Latest() identity.Identity {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.who
+	r.queue.mu.Lock()
+	defer r.queue.mu.Unlock()
+	return r.work.Who
+}
+
+// Lane returns the number of the lane in which the job is executed; the first one is 0.
+func (r *Run) Lane() int {
+	r.queue.mu.Lock()
+	defer r.queue.mu.Unlock()
+	return r.lane
 }
 
 // Queue holds the runs of this process. All methods may be called concurrently.
 type Queue struct {
-	limit int
-
 	mu       sync.Mutex
 	byID     map[string]*Run
-	waiting  []*Run
-	changed  *sync.Cond // waiting grew, or the context of Run ended
+	lanes    []*lane
 	running  bool
 	ended    bool
-	failures map[string]error // final ones that no call has got, by id
+	failures map[string]failure // of the last run of an id
 }
 
-// New returns a Queue that executes up to limit runs at a time. It starts nothing: runs wait for Run.
-func New(limit int) *Queue {
-	q := &Queue{limit: limit, byID: map[string]*Run{}, failures: map[string]error{}}
-	q.changed = sync.NewCond(&q.mu)
+// lane holds runs that wait for one of a limited number of workers. The queue's lock guards it.
+type lane struct {
+	limit   int
+	waiting []*Run
+	changed *sync.Cond // waiting grew, or the context of Queue.Run ended
+}
+
+func (l *lane) add(r *Run) {
+	l.waiting = append(l.waiting, r)
+	l.changed.Signal()
+}
+
+// failure is the error of a run. unseen is set if it is final and no call has got it.
+type failure struct {
+	err    error
+	unseen bool
+}
+
+// New returns a Queue with a lane for each limit, which executes up to that many runs at a time. It starts nothing: runs wait for Run.
+func New(limits ...int) *Queue {
+	q := &Queue{byID: map[string]*Run{}, failures: map[string]failure{}}
+	for _, limit := range limits {
+		q.lanes = append(q.lanes, &lane{limit: limit, changed: sync.NewCond(&q.mu)})
+	}
 	return q
 }
 
@@ -76,47 +110,90 @@ var errStopped = errors.New("it is no longer wanted")
 func (q *Queue) Failure(id string) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	err := q.failures[id]
+	f := q.failures[id]
+	if !f.unseen {
+		return nil
+	}
 	delete(q.failures, id)
-	return err
+	return f.err
 }
 
-// Do executes the job, or joins the run of that id, and waits for it until shortly before the caller's deadline: then the error is Busy with
-// the progress. The run continues without the caller. what names the work in messages.
-func (q *Queue) Do(ctx context.Context, id, what string, who identity.Identity, progress fmt.Stringer, job Job) error {
-	r, err := q.join(id, what, who, progress, job)
+// Join waits for the run of that id, if there is one, as Do does.
+func (q *Queue) Join(ctx context.Context, id string, who identity.Identity) (joined bool, err error) {
+	q.mu.Lock()
+	r := q.byID[id]
+	if r == nil {
+		q.mu.Unlock()
+		return false, nil
+	}
+	r.work.Who = who
+	r.waiters++
+	q.mu.Unlock()
+	return true, q.wait(ctx, r)
+}
+
+// Do executes the work, or joins the run of that id, and waits for it until shortly before the caller's deadline: then the error is Busy with
+// the progress. The run continues without the caller.
+func (q *Queue) Do(ctx context.Context, w Work) error {
+	r, err := q.startOrJoin(w)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.waiters--
-	}()
-	patience, cancel := Patience(ctx)
-	defer cancel()
-	select {
-	case <-r.done:
-		return r.err
-	case <-patience.Done():
-	}
-	return fault.Errorf(fault.Busy, "%s: %s", r.what, q.report(r))
+	return q.wait(ctx, r)
 }
 
-// Start is Do without the wait: the job is executed, or a run of that id goes on. Failure returns its final error.
-func (q *Queue) Start(id, what string, who identity.Identity, progress fmt.Stringer, job Job) error {
-	r, err := q.join(id, what, who, progress, job)
+// Start is Do without the wait: the work is executed, or a run of that id goes on. Failure returns its final error.
+func (q *Queue) Start(w Work) error {
+	r, err := q.startOrJoin(w)
 	if err != nil {
 		return err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	r.waiters--
 	return nil
 }
 
-// Patience returns a context that ends shortly before ctx does, so that the error of a call that waits still reaches the caller.
-func Patience(ctx context.Context) (context.Context, context.CancelFunc) {
+func (q *Queue) startOrJoin(w Work) (*Run, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	r := q.byID[w.ID]
+	if r == nil {
+		if q.ended {
+			return nil, errShutDown(w)
+		}
+		r = &Run{queue: q, work: w, done: make(chan struct{})}
+		q.byID[w.ID] = r
+		q.lanes[0].add(r)
+	}
+	r.work.Who = w.Who
+	r.waiters++
+	return r, nil
+}
+
+func errShutDown(w Work) error {
+	return fault.Errorf(fault.Busy, "%s: the driver is shutting down; a retry continues", w.What)
+}
+
+// wait waits for a run, whose waiters count this call.
+func (q *Queue) wait(ctx context.Context, r *Run) error {
+	patience, cancel := patienceOf(ctx)
+	defer cancel()
+	select {
+	case <-r.done:
+	case <-patience.Done():
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	r.waiters--
+	if r.ended {
+		return r.err
+	}
+	return fault.Errorf(fault.Busy, "%s: %s", r.work.What, q.reportLocked(r))
+}
+
+// patienceOf returns a context that ends shortly before ctx does, so that the error of a call that waits still reaches the caller.
+func patienceOf(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return context.WithCancel(ctx)
@@ -125,37 +202,19 @@ func Patience(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, left-min(answerMargin, left/4))
 }
 
-func (q *Queue) join(id, what string, who identity.Identity, progress fmt.Stringer, job Job) (*Run, error) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	r := q.byID[id]
-	if r == nil {
-		if q.ended {
-			return nil, fault.Errorf(fault.Busy, "%s: the driver is shutting down; a retry continues", what)
-		}
-		r = &Run{what: what, id: id, job: job, progress: progress, done: make(chan struct{})}
-		r.working, r.cancel = context.WithCancelCause(context.Background())
-		q.byID[id] = r
-		q.waiting = append(q.waiting, r)
-		q.changed.Signal()
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.who = who
-	r.waiters++
-	return r, nil
-}
-
-func (q *Queue) report(r *Run) string {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	switch ahead := slices.Index(q.waiting, r); {
+func (q *Queue) reportLocked(r *Run) (s string) {
+	switch ahead := slices.Index(q.lanes[r.lane].waiting, r); {
 	case ahead >= 0 && !q.running:
-		return "starts when the driver has started"
+		s = "starts when the driver has started"
 	case ahead >= 0:
-		return fmt.Sprintf("queued behind %d others and those in progress", ahead)
+		s = fmt.Sprintf("queued behind %d others and those in progress", ahead)
+	default:
+		s = fmt.Sprintf("so far %s (%s)", r.work.Progress, time.Since(r.started).Truncate(time.Second))
 	}
-	return "so far " + r.progress.String()
+	if f := q.failures[r.work.ID]; f.err != nil {
+		s += "; the previous attempt failed: " + strings.TrimSpace(f.err.Error())
+	}
+	return s
 }
 
 // Stop cancels the run of that id, if there is one, and waits until it has ended.
@@ -163,23 +222,25 @@ func (q *Queue) Stop(ctx context.Context, id string) error {
 	q.mu.Lock()
 	r := q.byID[id]
 	if r != nil {
-		r.cancel(errStopped)
-		if i := slices.Index(q.waiting, r); i >= 0 {
-			q.waiting = slices.Delete(q.waiting, i, i+1)
-			q.finishLocked(r, fault.Errorf(fault.Busy, "%s: %w", r.what, errStopped))
+		waiting := &q.lanes[r.lane].waiting
+		if i := slices.Index(*waiting, r); i >= 0 {
+			*waiting = slices.Delete(*waiting, i, i+1)
+			q.finishLocked(r, fault.Errorf(fault.Busy, "%s: %w", r.work.What, errStopped))
+		} else {
+			r.cancel(errStopped)
 		}
 	}
 	q.mu.Unlock()
 	if r == nil {
 		return nil
 	}
-	patience, cancel := Patience(ctx)
+	patience, cancel := patienceOf(ctx)
 	defer cancel()
 	select {
 	case <-r.done:
 		return nil
 	case <-patience.Done():
-		return fault.Errorf(fault.Busy, "%s is being stopped, its last requests have no answer yet", r.what)
+		return fault.Errorf(fault.Busy, "%s is being stopped, its last requests have no answer yet", r.work.What)
 	}
 }
 
@@ -193,81 +254,90 @@ func (q *Queue) Run(ctx context.Context) error {
 	q.running = true
 	q.mu.Unlock()
 	var workers sync.WaitGroup
-	for range q.limit {
-		workers.Go(func() {
-			for r := q.next(ctx); r != nil; r = q.next(ctx) {
-				q.do(ctx, r)
-			}
-		})
+	for _, l := range q.lanes {
+		for range l.limit {
+			workers.Go(func() {
+				for r := q.next(ctx, l); r != nil; r = q.next(ctx, l) {
+					q.execute(ctx, r)
+				}
+			})
+		}
 	}
 	<-ctx.Done()
 	q.mu.Lock()
-	q.changed.Broadcast()
+	for _, l := range q.lanes {
+		l.changed.Broadcast()
+	}
 	q.mu.Unlock()
 	workers.Wait()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.running, q.ended = false, true
-	for _, r := range q.waiting {
-		q.finishLocked(r, fault.Errorf(fault.Busy, "%s: the driver is shutting down; a retry continues", r.what))
+	for _, l := range q.lanes {
+		for _, r := range l.waiting {
+			q.finishLocked(r, errShutDown(r.work))
+		}
+		l.waiting = nil
 	}
-	q.waiting = nil
 	return nil
 }
 
-// next waits for the next run; nil: ctx ended.
-func (q *Queue) next(ctx context.Context) *Run {
+// next waits for the next run of a lane; nil: ctx ended.
+func (q *Queue) next(ctx context.Context, l *lane) *Run {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for len(q.waiting) == 0 && ctx.Err() == nil {
-		q.changed.Wait()
+	for len(l.waiting) == 0 && ctx.Err() == nil {
+		l.changed.Wait()
 	}
 	if ctx.Err() != nil {
 		return nil
 	}
-	r := q.waiting[0]
-	q.waiting = q.waiting[1:]
+	r := l.waiting[0]
+	l.waiting = l.waiting[1:]
+	r.started = time.Now()
+	r.working, r.cancel = context.WithCancelCause(ctx)
 	return r
 }
 
-func (q *Queue) do(ctx context.Context, r *Run) {
-	log := klog.FromContext(ctx).WithValues("run", r.what)
-	log.Info("Starting run")
-	began := time.Now()
-	working, cancel := context.WithCancelCause(klog.NewContext(ctx, log))
-	stop := context.AfterFunc(r.working, func() { cancel(context.Cause(r.working)) })
-	err := r.job(working, r)
-	stop()
-	cancel(nil)
-	switch {
-	case err == nil:
-		log.Info("Finished run", "done", r.progress.String(), "took", time.Since(began))
-	case r.working.Err() != nil:
-		log.Info("Stopped run", "done", r.progress.String())
-		err = fault.Errorf(fault.Busy, "%s: %w", r.what, errStopped)
-	case ctx.Err() != nil:
-		log.Info("Run interrupted by shutdown", "done", r.progress.String())
-		err = fault.Errorf(fault.Busy, "%s: stopped because the driver is shutting down; a retry continues; %s", r.what, r.progress)
-	default:
-		log.Error(err, "Run failed", "done", r.progress.String())
-		err = fmt.Errorf("%s (%s): %w", r.what, r.progress, err)
-	}
+func (q *Queue) execute(ctx context.Context, r *Run) {
+	defer r.cancel(nil)
+	what, progress := r.work.What, r.work.Progress
+	log := klog.FromContext(ctx).WithValues("run", what)
+	log.Info("Starting run", "lane", r.Lane())
+	err := r.work.Job(klog.NewContext(r.working, log), r)
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	stopped := errors.Is(context.Cause(r.working), errStopped)
+	switch {
+	case err == nil:
+		log.Info("Finished run", "done", progress.String(), "took", time.Since(r.started))
+	case stopped:
+		log.Info("Stopped run", "done", progress.String())
+		err = fault.Errorf(fault.Busy, "%s: %w", what, errStopped)
+	case errors.Is(err, ErrNextLane):
+		r.lane++
+		q.lanes[r.lane].add(r)
+		return
+	case ctx.Err() != nil:
+		log.Info("Run interrupted by shutdown", "done", progress.String())
+		err = fault.Errorf(fault.Busy, "%s: stopped because the driver is shutting down; a retry continues; %s", what, progress)
+	default:
+		log.Error(err, "Run failed", "done", progress.String())
+		err = fmt.Errorf("%s (%s): %w", what, progress, err)
+	}
 	q.finishLocked(r, err)
 }
 
 func (q *Queue) finishLocked(r *Run, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err != nil && r.waiters == 0 && fault.KindOf(err).Permanent() {
+	id := r.work.ID
+	delete(q.failures, id)
+	if err != nil && !errors.Is(err, errStopped) {
 		if len(q.failures) >= keptFailures {
 			clear(q.failures)
 		}
-		q.failures[r.id] = err
+		q.failures[id] = failure{err, r.waiters == 0 && fault.KindOf(err).Permanent()}
 	}
-	r.err = err
-	delete(q.byID, r.id)
+	delete(q.byID, id)
+	r.ended, r.err = true, err
 	close(r.done)
-	r.cancel(nil)
 }

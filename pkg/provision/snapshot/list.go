@@ -29,32 +29,37 @@ type Credentials struct {
 
 // Get returns a snapshot. NotFound: there is none, or it is not cut yet.
 func (m *Maker) Get(ctx context.Context, id volume.SnapshotID, secret Credentials) (info Info, err error) {
-	be, who, err := m.Identities.Find(id.Backend, secret.Keys, secret.RoleARN)
+	be, who, err := m.opts.Copies.Identities.Find(id.Backend, secret.Keys, secret.RoleARN)
 	if err != nil {
 		return Info{}, err
 	}
-	keys, err := m.Identities.Keys(ctx, be, who)
+	keys, err := m.opts.Copies.Identities.Keys(ctx, be, who)
 	if err != nil {
 		return Info{}, err
 	}
-	defer func() { m.Identities.Invalidate(be, who, keys, err) }()
-	b, err := m.Opener.Open(ctx, be, keys, id.Bucket, "")
+	defer func() { m.opts.Copies.Identities.Invalidate(be, who, keys, err) }()
+	b, err := m.opts.Copies.Opener.Open(ctx, be, keys, id.Bucket, "")
 	if err != nil {
 		return Info{}, err
 	}
-	found, err := m.Records.ReadSnapshot(ctx, b, id.Segment)
-	if err != nil {
-		return Info{}, err
-	}
-	if found.SnapshotID != id.String() || !m.listed(found.Snapshot) {
-		return Info{}, fault.Errorf(fault.NotFound, "there is no snapshot %s of %s", id, m.Records.Owner)
-	}
-	return (&creation{Maker: m}).info(found.Snapshot)
+	return m.Read(ctx, b, id)
 }
 
-// listed reports whether a record is that of a snapshot of this driver that is cut.
-func (m *Maker) listed(s records.Snapshot) bool {
-	return s.Owner() == m.Records.Owner && (s.State == records.StateReady || s.State == records.StateCopying && !s.Cut.IsZero())
+// Read is Get for a bucket that is open.
+func (m *Maker) Read(ctx context.Context, b buckets.Bucket, id volume.SnapshotID) (Info, error) {
+	found, err := m.opts.Records.ReadSnapshot(ctx, b, id.Segment)
+	if err != nil {
+		return Info{}, err
+	}
+	if found.SnapshotID != id.String() || !m.isListed(found.Snapshot) {
+		return Info{}, fault.Errorf(fault.NotFound, "there is no snapshot %s of %s", id, m.opts.Records.Owner)
+	}
+	return infoOf(found.Snapshot)
+}
+
+// isListed reports whether a record is that of a snapshot of this driver that is cut.
+func (m *Maker) isListed(s records.Snapshot) bool {
+	return s.Owner() == m.opts.Records.Owner && (s.State == records.StateReady || s.State == records.StateCopying && !s.Cut.IsZero())
 }
 
 // ListRequest is a request to list snapshots.
@@ -92,7 +97,7 @@ func (m *Maker) List(ctx context.Context, r ListRequest) (list []Info, next stri
 			return nil, "", err
 		}
 	}
-	l := listing{Maker: m, r: r}
+	l := listing{m: m, r: r}
 	for _, be := range m.backends(r) {
 		if be.Name < from.backend {
 			continue
@@ -121,7 +126,7 @@ func (m *Maker) backends(r ListRequest) []backend.Backend {
 		}
 		source = id.Backend
 	}
-	for _, be := range m.Config.Config().Backends() {
+	for _, be := range m.opts.Config.Config().Backends() {
 		if (be.ControllerCredentials == credentials.SourceSecret) == !r.Secret.Keys.IsZero() && (source == "" || source == be.Name) {
 			list = append(list, be)
 		}
@@ -134,22 +139,22 @@ func (m *Maker) backends(r ListRequest) []backend.Backend {
 var errFull = errors.New("the page is full")
 
 type listing struct {
-	*Maker
+	m    *Maker
 	r    ListRequest
 	list []Info
 	last position
 }
 
 func (l *listing) backend(ctx context.Context, be backend.Backend, at position) (err error) {
-	_, who, err := l.Identities.Find(be.Name, l.r.Secret.Keys, l.r.Secret.RoleARN)
+	_, who, err := l.m.opts.Copies.Identities.Find(be.Name, l.r.Secret.Keys, l.r.Secret.RoleARN)
 	if err != nil {
 		return err
 	}
-	keys, err := l.Identities.Keys(ctx, be, who)
+	keys, err := l.m.opts.Copies.Identities.Keys(ctx, be, who)
 	if err != nil {
 		return err
 	}
-	defer func() { l.Identities.Invalidate(be, who, keys, err) }()
+	defer func() { l.m.opts.Copies.Identities.Invalidate(be, who, keys, err) }()
 	names, err := l.buckets(ctx, be, keys)
 	if err != nil {
 		return err
@@ -162,7 +167,7 @@ func (l *listing) backend(ctx context.Context, be backend.Backend, at position) 
 		case name == at.bucket:
 			after = at.segment
 		}
-		b, err := l.Opener.Open(ctx, be, keys, name, "")
+		b, err := l.m.opts.Copies.Opener.Open(ctx, be, keys, name, "")
 		if err == nil {
 			err = l.bucket(ctx, b, after)
 		}
@@ -181,7 +186,7 @@ func (l *listing) backend(ctx context.Context, be backend.Backend, at position) 
 
 // buckets returns the names of the buckets of a backend, in order.
 func (l *listing) buckets(ctx context.Context, be backend.Backend, keys credentials.Keys) ([]string, error) {
-	client, err := l.Clients.S3(ctx, be, keys, "")
+	client, err := l.m.opts.Copies.Clients.S3(ctx, be, keys, "")
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +198,7 @@ func (l *listing) bucket(ctx context.Context, b buckets.Bucket, after string) er
 	for more := true; more; {
 		var segments []string
 		var err error
-		if segments, more, err = l.Records.SnapshotSegments(ctx, b, after); err != nil {
+		if segments, more, err = l.m.opts.Records.SnapshotSegments(ctx, b, after); err != nil {
 			return err
 		}
 		for some := range slices.Chunk(segments, readers) {
@@ -214,7 +219,7 @@ func (l *listing) read(ctx context.Context, b buckets.Bucket, segments []string)
 	g, gctx := errgroup.WithContext(ctx)
 	for i, segment := range segments {
 		g.Go(func() (err error) {
-			found[i], err = l.Records.ReadSnapshot(gctx, b, segment)
+			found[i], err = l.m.opts.Records.ReadSnapshot(gctx, b, segment)
 			if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Precondition) {
 				klog.FromContext(ctx).V(2).Info("Skipping object in list of snapshots", "bucket", b.Info.Name, "name", segment, "reason", err)
 				return nil
@@ -226,10 +231,10 @@ func (l *listing) read(ctx context.Context, b buckets.Bucket, segments []string)
 		return err
 	}
 	for i, f := range found {
-		if f.ETag == "" && f.Name == "" || !l.listed(f.Snapshot) || l.r.Source != "" && f.Source != l.r.Source {
+		if f.ETag == "" && f.Name == "" || !l.m.isListed(f.Snapshot) || l.r.Source != "" && f.Source != l.r.Source {
 			continue
 		}
-		info, err := (&creation{Maker: l.Maker}).info(f.Snapshot)
+		info, err := infoOf(f.Snapshot)
 		if err != nil || info.ID.Backend != b.Backend.Name || info.ID.Bucket != b.Info.Name {
 			continue // a copy of a record
 		}

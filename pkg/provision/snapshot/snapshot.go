@@ -4,12 +4,8 @@ package snapshot
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"slices"
 	"time"
-
-	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -17,16 +13,11 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/policy"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/copier"
-	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
-	"github.com/s3-csi/s3-csi-driver/pkg/provision/remove"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/runs"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
-
-// maxRaces is how often a decision is repeated because a record changed meanwhile.
-const maxRaces = 4
 
 // Request is a request to make a snapshot.
 type Request struct {
@@ -48,34 +39,23 @@ type Info struct {
 	Ready   bool
 }
 
-// Volumes looks volumes up and deletes snapshots; *remove.Remover implements it.
-type Volumes interface {
-	Lookup(ctx context.Context, r remove.Request) error
-	LookupPlace(ctx context.Context, r remove.Request) error
-	DeleteSnapshot(ctx context.Context, r remove.SnapshotRequest) error
-	WhileConfigured(ctx context.Context, be backend.Backend, work func(context.Context) error) error
-}
-
 // Options are the dependencies of a Maker; all are required.
 type Options struct {
-	Config     backend.Configured // read at each call
-	Identities *identity.Identities
-	Clients    *backend.Clients
-	Opener     *buckets.Opener
-	Records    *records.Store
-	Copier     *copier.Copier
-	Eraser     *erase.Eraser
-	Runs       *runs.Queue
-	Volumes    Volumes
+	Config  backend.Configured // read at each call
+	Copies  copier.Services
+	Records *records.Store
+	Finder  *records.Finder
+	Runs    *runs.Queue
+	// Delete deletes a snapshot that could not be made.
+	Delete func(ctx context.Context, id volume.SnapshotID, who identity.Identity, failure string) error
 	// ClockSkew is the maximum difference between the clocks of a service's servers; 0: DefaultClockSkew.
 	ClockSkew time.Duration
-	Claims    *runs.Claims
 	// NotVolume refuses a bucket that is itself a volume.
 	NotVolume func(ctx context.Context, b buckets.Bucket) error
 }
 
 // Maker makes snapshots. All methods may be called concurrently.
-type Maker struct{ Options }
+type Maker struct{ opts Options }
 
 // DefaultClockSkew is the default of Options.ClockSkew. A snapshot with consistency: time takes up to two seconds longer for each second of it.
 const DefaultClockSkew = time.Second
@@ -98,23 +78,27 @@ func (m *Maker) Create(ctx context.Context, r Request) (info Info, err error) {
 	if err := m.admit(r); err != nil {
 		return Info{}, err
 	}
-	be, who, err := m.Identities.Find(r.Source.Backend, r.Keys, r.RoleARN)
+	be, who, err := m.opts.Copies.Identities.Find(r.Source.Backend, r.Keys, r.RoleARN)
 	if err != nil {
 		return Info{}, err
 	}
-	keys, err := m.Identities.Keys(ctx, be, who)
+	keys, err := m.opts.Copies.Identities.Keys(ctx, be, who)
 	if err != nil {
 		return Info{}, err
 	}
-	defer func() { m.Identities.Invalidate(be, who, keys, err) }()
-	c := creation{Maker: m, be: be, who: who, r: r}
-	if c.b, err = m.place(ctx, be, keys, r); err != nil {
+	defer func() { m.opts.Copies.Identities.Invalidate(be, who, keys, err) }()
+	c := creation{m: m, be: be, who: who, r: r}
+	if c.b, err = m.openPlace(ctx, be, keys, r); err != nil {
 		return Info{}, err
 	}
-	if err := m.Runs.Failure(c.runID()); err != nil {
+	if err := m.opts.Runs.Failure(c.runID()); err != nil {
 		return Info{}, err
 	}
-	return c.run(ctx)
+	err = records.Repeat(fmt.Sprintf("the record of snapshot %q in %s", r.Name, c.b), func() (err error) {
+		info, err = c.ensure(ctx)
+		return err
+	})
+	return info, err
 }
 
 // admit refuses what no answer of a service can change.
@@ -128,7 +112,7 @@ func (m *Maker) admit(r Request) error {
 	if err := r.Parameters.CheckPlace(r.Source); err != nil {
 		return err
 	}
-	be, err := m.Config.Config().Backend(r.Source.Backend)
+	be, err := m.opts.Config.Config().Backend(r.Source.Backend)
 	if err != nil {
 		return err
 	}
@@ -144,15 +128,16 @@ func (m *Maker) admit(r Request) error {
 	return nil
 }
 
-// place opens the snapshot's bucket and checks that snapshots can be there.
-func (m *Maker) place(ctx context.Context, be backend.Backend, keys credentials.Keys, r Request) (buckets.Bucket, error) {
+// openPlace opens the snapshot's bucket and checks that snapshots can be there.
+func (m *Maker) openPlace(ctx context.Context, be backend.Backend, keys credentials.Keys, r Request) (buckets.Bucket, error) {
 	name := r.Parameters.ID(r.Source, r.Name, 1).Bucket
 	for _, bucket := range []string{name, r.Source.Bucket} {
 		if kind, err := volume.ValidateBucketName(bucket); err == nil && kind == volume.BucketDirectory {
-			return buckets.Bucket{}, fault.Errorf(fault.Precondition, "bucket %s is a directory bucket, which lists keys in no order: it can have no snapshots", bucket)
+			return buckets.Bucket{}, fault.Errorf(fault.Precondition,
+				"bucket %s is a directory bucket, which lists keys in no order: it can have no snapshots", bucket)
 		}
 	}
-	b, err := m.Opener.Open(ctx, be, keys, name, "")
+	b, err := m.opts.Copies.Opener.Open(ctx, be, keys, name, "")
 	if fault.Is(err, fault.NotFound) {
 		if r.Parameters.BucketName == "" {
 			return b, fault.Errorf(fault.NotFound, "there is no volume %s: %w", r.Source, err)
@@ -162,22 +147,20 @@ func (m *Maker) place(ctx context.Context, be backend.Backend, keys credentials.
 	if err != nil {
 		return b, err
 	}
-	if err := m.NotVolume(ctx, b); err != nil {
+	if err := m.opts.NotVolume(ctx, b); err != nil {
 		return b, err
 	}
-	_, err = m.Opener.Conditional(ctx, b)
+	_, err = m.opts.Copies.Opener.Conditional(ctx, b)
 	return b, err
 }
 
 // creation is one CreateSnapshot.
 type creation struct {
-	*Maker
+	m   *Maker
 	be  backend.Backend
 	who identity.Identity
 	b   buckets.Bucket
 	r   Request
-	// claim is that of the run, in the snapshot's record.
-	claim *runs.Claim
 }
 
 // RunID returns the id of the run that makes a snapshot of that name.
@@ -185,100 +168,102 @@ func RunID(id volume.SnapshotID) string {
 	return "snapshot " + id.Backend + ":" + id.Bucket + "/" + id.Segment
 }
 
-func (c *creation) runID() string { return RunID(c.r.Parameters.ID(c.r.Source, c.r.Name, 1)) }
+// id returns the id of a generation of the snapshot.
+func (c *creation) id(generation int) volume.SnapshotID {
+	return c.r.Parameters.ID(c.r.Source, c.r.Name, generation)
+}
 
-func (c *creation) run(ctx context.Context) (Info, error) {
-	for range maxRaces {
-		found, err := c.Records.ReadSnapshot(ctx, c.b, volume.NameSegment(c.r.Name))
-		switch {
-		case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
-			found = records.StoredSnapshot{}
-		case err != nil:
-			return Info{}, err
+func (c *creation) runID() string { return RunID(c.id(1)) }
+
+// ensure makes the snapshot, or finds it. ErrChanged: the record must be read again.
+func (c *creation) ensure(ctx context.Context) (Info, error) {
+	store := c.m.opts.Records
+	found, err := store.ReadSnapshot(ctx, c.b, volume.NameSegment(c.r.Name))
+	switch {
+	case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
+		found = records.StoredSnapshot{}
+	case err != nil:
+		return Info{}, err
+	case c.hasFailed(found) && !found.Cut.IsZero() && found.State == records.StateDeleted:
+		return Info{}, fault.Errorf(fault.Precondition, "snapshot %s showed the time %s, but could not be copied and was deleted; make one with another name: %s",
+			found.SnapshotID, found.Cut.Format(time.RFC3339Nano), found.Failure)
+	case c.hasFailed(found) && found.State == records.StateDeleting:
+		// The process that deletes it may have been killed, and no caller asks for the deletion of a snapshot that failed.
+		if err := c.m.opts.Delete(ctx, c.id(found.Generation), c.who, found.Failure); err != nil {
+			return Info{}, fmt.Errorf("%w; the snapshot could not be made: %s", err, found.Failure)
 		}
-		if c.failed(found) && !found.Cut.IsZero() && found.State == records.StateDeleted {
-			return Info{}, fault.Errorf(fault.Precondition, "snapshot %s showed the time %s, but could not be copied and was deleted; make one with another name: %s", found.SnapshotID, found.Cut.Format(time.RFC3339Nano), found.Failure)
-		}
-		if c.failed(found) && found.State == records.StateDeleting {
-			// The process that deletes it may have been killed, and no caller asks for the deletion of a snapshot that failed.
-			if err := c.discard(ctx, c.who, c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation), found.Failure); err != nil {
-				return Info{}, fmt.Errorf("%w; the snapshot could not be made: %s", err, found.Failure)
-			}
-			continue
-		}
-		next, err := c.decide(found)
-		if err != nil {
-			return Info{}, err
-		}
-		if next > 0 {
-			if found, err = c.begin(ctx, next, found.ETag); errors.Is(err, records.ErrChanged) {
-				continue
-			} else if err != nil {
-				return Info{}, err
-			}
-		}
-		switch {
-		case found.State == records.StateReady:
-		case !found.Cut.IsZero():
-			if err := c.start(found); err != nil {
-				return Info{}, err
-			}
-		default:
-			if found, err = c.copy(ctx, found); err != nil {
-				return Info{}, err
-			}
-			if found.State != records.StateReady {
-				continue // it has been deleted since
-			}
-		}
-		return c.info(found.Snapshot)
+		return Info{}, records.ErrChanged
 	}
-	return Info{}, fault.Errorf(fault.Busy, "the record of snapshot %q in %s keeps changing: other controllers use the same name", c.r.Name, c.b)
+	next, err := c.decide(found)
+	if err == nil && next > 0 {
+		found, err = c.begin(ctx, next, found.ETag)
+	}
+	switch {
+	case err != nil:
+		return Info{}, err
+	case found.State == records.StateReady:
+		return infoOf(found.Snapshot)
+	}
+	work := c.work(c.id(found.Generation))
+	if !found.Cut.IsZero() {
+		if err := c.m.opts.Runs.Start(work); err != nil {
+			return Info{}, err
+		}
+		return infoOf(found.Snapshot)
+	}
+	if err := c.m.opts.Runs.Do(ctx, work); err != nil {
+		return Info{}, err
+	}
+	if found, err = store.ReadSnapshot(ctx, c.b, volume.NameSegment(c.r.Name)); err == nil && found.State != records.StateReady {
+		err = records.ErrChanged // it has been deleted since
+	}
+	if err != nil {
+		return Info{}, err
+	}
+	return infoOf(found.Snapshot)
 }
 
-// failed reports whether a record is that of a snapshot of this name that could not be made and is being deleted, or is deleted.
-func (c *creation) failed(found records.StoredSnapshot) bool {
-	return (found.State == records.StateDeleting || found.State == records.StateDeleted) && found.Failure != "" && found.Owner() == c.Records.Owner && found.Name == c.r.Name &&
-		found.SnapshotID == c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation).String()
-}
-
-// discard deletes a snapshot that could not be made.
-func (c *creation) discard(ctx context.Context, who identity.Identity, id volume.SnapshotID, failure string) error {
-	return c.Volumes.DeleteSnapshot(ctx, remove.SnapshotRequest{ID: id, Keys: who.Keys, RoleARN: who.Role, Failure: failure})
+// hasFailed reports whether a record is that of a snapshot of this name that could not be made and is being deleted, or is deleted.
+func (c *creation) hasFailed(found records.StoredSnapshot) bool {
+	return (found.State == records.StateDeleting || found.State == records.StateDeleted) && found.Failure != "" &&
+		found.Owner() == c.m.opts.Records.Owner && found.Name == c.r.Name && found.SnapshotID == c.id(found.Generation).String()
 }
 
 // decide decides what a record means for the request. next is the generation of a new record, 0: the record is that of the snapshot.
 func (c *creation) decide(found records.StoredSnapshot) (next int, err error) {
+	name, owner := c.r.Name, c.m.opts.Records.Owner
 	switch {
 	case found.ETag == "":
 		return 1, nil
 	case found.State == records.StateDeleted:
 		if found.Generation >= volume.MaxGeneration {
-			return 0, fault.Errorf(fault.Exhausted, "the snapshot name %q was used %d times in this bucket, which is the limit: choose another name", c.r.Name, found.Generation)
+			return 0, fault.Errorf(fault.Exhausted, "the snapshot name %q was used %d times in this bucket, which is the limit: choose another name",
+				name, found.Generation)
 		}
 		return found.Generation + 1, nil
-	case found.Owner() != c.Records.Owner:
-		return 0, fault.Errorf(fault.Exists, "the snapshot name %q is taken in this bucket by %s (%s); this is %s", c.r.Name, found.Owner(), found.SnapshotID, c.Records.Owner)
-	case found.Name != c.r.Name:
-		return 0, fault.Errorf(fault.Exists, "the snapshot names %q and %q have the same place, and the first one uses it (%s): choose another name", found.Name, c.r.Name, found.SnapshotID)
+	case found.Owner() != owner:
+		return 0, fault.Errorf(fault.Exists, "the snapshot name %q is taken in this bucket by %s (%s); this is %s", name, found.Owner(), found.SnapshotID, owner)
+	case found.Name != name:
+		return 0, fault.Errorf(fault.Exists, "the snapshot names %q and %q have the same place, and the first one uses it (%s): choose another name",
+			found.Name, name, found.SnapshotID)
 	case found.Source != c.r.Source.String():
-		return 0, fault.Errorf(fault.Exists, "snapshot %q exists (%s), of volume %s", c.r.Name, found.SnapshotID, found.Source)
+		return 0, fault.Errorf(fault.Exists, "snapshot %q exists (%s), of volume %s", name, found.SnapshotID, found.Source)
 	case found.ParametersDigest != c.r.Parameters.Digest():
-		return 0, fault.Errorf(fault.Exists, "snapshot %q exists (%s) with other parameters", c.r.Name, found.SnapshotID)
+		return 0, fault.Errorf(fault.Exists, "snapshot %q exists (%s) with other parameters", name, found.SnapshotID)
 	case found.State == records.StateDeleting:
 		return 0, fault.Errorf(fault.Busy, "snapshot %s of that name is being deleted", found.SnapshotID)
-	case found.SnapshotID != c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation).String():
-		return 0, fault.Errorf(fault.Exists, "the record of snapshot %q in %s names %s: it was not written for this bucket", c.r.Name, c.b, found.SnapshotID)
+	case found.SnapshotID != c.id(found.Generation).String():
+		return 0, fault.Errorf(fault.Exists, "the record of snapshot %q in %s names %s: it was not written for this bucket", name, c.b, found.SnapshotID)
 	}
 	return 0, nil
 }
 
 // begin writes the record of a new snapshot.
 func (c *creation) begin(ctx context.Context, generation int, etag string) (records.StoredSnapshot, error) {
-	if err := c.source(ctx, c.who); err != nil {
+	if err := c.checkSource(ctx, c.who); err != nil {
 		return records.StoredSnapshot{}, err
 	}
-	s := records.NewSnapshot(c.Records.Owner, c.r.Name, c.r.Parameters.ID(c.r.Source, c.r.Name, generation), c.r.Source, c.r.Parameters, c.Records.Now())
+	s := c.m.opts.Records.NewSnapshot(c.r.Name, c.id(generation), c.r.Source, c.r.Parameters)
 	if c.r.Parameters.Consistency == volume.SnapshotTime {
 		cut, err := c.cut(ctx)
 		if err != nil {
@@ -286,382 +271,167 @@ func (c *creation) begin(ctx context.Context, generation int, etag string) (reco
 		}
 		s.State, s.Cut = records.StateCopying, cut
 	}
-	etag, err := c.Records.WriteSnapshot(ctx, c.b, etag, s)
-	return records.StoredSnapshot{Snapshot: s, ETag: etag}, err
+	return c.m.opts.Records.OfSnapshot(c.b, c.id(generation)).Write(ctx, records.StoredSnapshot{Snapshot: s, ETag: etag})
 }
 
 // cut returns the time that the snapshot shows. It is over when cut returns, and the source existed then.
 func (c *creation) cut(ctx context.Context) (time.Time, error) {
-	keys, err := c.Identities.Keys(ctx, c.be, c.who)
+	keys, err := c.m.opts.Copies.Identities.Keys(ctx, c.be, c.who)
 	if err != nil {
 		return time.Time{}, err
 	}
-	b, err := c.Opener.Open(ctx, c.be, keys, c.r.Source.Bucket, "")
+	b, err := c.m.opts.Copies.Opener.Open(ctx, c.be, keys, c.r.Source.Bucket, "")
 	if err != nil {
 		return time.Time{}, err
 	}
-	cut, err := buckets.Cut(ctx, b, records.CutsPrefix, c.ClockSkew)
+	cut, err := buckets.Cut(ctx, b, buckets.Probes, c.m.opts.ClockSkew)
 	if err != nil {
-		return time.Time{}, fault.Errorf(fault.KindOf(err), "parameters.consistency: a snapshot of one time (%s) of volume %s: %w", volume.SnapshotTime, c.r.Source, err)
+		return time.Time{}, fault.Errorf(fault.KindOf(err), "parameters.consistency: a snapshot of one time (%s) of volume %s: %w",
+			volume.SnapshotTime, c.r.Source, err)
 	}
-	return cut, c.source(ctx, c.who)
+	return cut, c.checkSource(ctx, c.who)
 }
 
-// source returns NotFound unless the source exists and is not being deleted. A static volume exists if anything is in its place.
-func (c *creation) source(ctx context.Context, who identity.Identity) error {
-	req := remove.Request{ID: c.r.Source, Keys: who.Keys, RoleARN: who.Role}
-	err := c.Volumes.Lookup(ctx, req)
+// checkSource returns NotFound unless the source exists and is not being deleted. A static volume exists if anything is in its place.
+func (c *creation) checkSource(ctx context.Context, who identity.Identity) error {
+	req := records.Request{ID: c.r.Source, Keys: who.Keys, RoleARN: who.Role}
+	err := c.m.opts.Finder.Lookup(ctx, req)
 	switch {
 	case !fault.Is(err, fault.NotFound):
 		return err
 	case c.r.Parameters.StaticVolumes:
-		return c.Volumes.LookupPlace(ctx, req)
+		return c.m.opts.Finder.LookupPlace(ctx, req)
 	}
 	return fault.Errorf(fault.NotFound, "%w; a static volume needs the parameter staticVolumes of the VolumeSnapshotClass", err)
 }
 
-// copy executes or joins the run that copies the snapshot, and returns the record when it is ready.
-func (c *creation) copy(ctx context.Context, found records.StoredSnapshot) (records.StoredSnapshot, error) {
-	id := c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation)
+// work returns the run that copies the snapshot.
+func (c *creation) work(id volume.SnapshotID) runs.Work {
+	making := &making{c: c, id: id}
 	progress := &copier.Progress{}
-	if err := c.Runs.Do(ctx, c.runID(), making+id.String(), c.who, progress, c.job(id, progress)); err != nil {
-		return found, err
-	}
-	return c.Records.ReadSnapshot(ctx, c.b, id.Segment)
-}
-
-// start executes the run that copies the snapshot, or lets it go on.
-func (c *creation) start(found records.StoredSnapshot) error {
-	id := c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation)
-	progress := &copier.Progress{}
-	return c.Runs.Start(c.runID(), making+id.String(), c.who, progress, c.job(id, progress))
-}
-
-const making = "making snapshot "
-
-func (c *creation) job(id volume.SnapshotID, progress *copier.Progress) runs.Job {
-	return func(ctx context.Context, r *runs.Run) error {
-		own := *c
-		own.claim = own.Claims.New()
-		defer own.claim.End()
-		return own.Volumes.WhileConfigured(ctx, own.be, func(ctx context.Context) error { return own.make(ctx, r, id, progress) })
+	return runs.Work{
+		ID: c.runID(), What: "making snapshot " + id.String(), Who: c.who, Progress: progress,
+		Job: func(ctx context.Context, run *runs.Run) error {
+			return c.m.opts.Copies.Identities.WhileConfigured(ctx, c.be, func(ctx context.Context) error { return making.newCopy(progress).Make(ctx, run) })
+		},
 	}
 }
 
-// errOver means that the record no longer asks for the copy.
-var errOver = errors.New("the record no longer says that the snapshot is being made")
+// making is one snapshot that is made. It implements copier.Target.
+type making struct {
+	c  *creation
+	id volume.SnapshotID
+}
 
-// errDone means that another process has made the snapshot.
-var errDone = errors.New("the snapshot is made")
-
-// errTaken means that another process makes the snapshot now.
-var errTaken = errors.New("another controller has begun to make the snapshot")
-
-// make makes the snapshot, from whatever an earlier run left:
-//
-//  1. write into the record that this run makes the snapshot, so that any other run stops
-//  2. count the source's objects, and refuse those above the limits; of a snapshot of one time, write the plan: which versions to copy
-//  3. copy them and verify the copy
-//  4. if other runs were stopped, wait until they can write no more, and verify the copy again
-//  5. write the state ready
-//
-// If it fails for good, it deletes what there is of the snapshot. Otherwise another run continues, which need not wait for this one.
-func (c *creation) make(ctx context.Context, r *runs.Run, id volume.SnapshotID, progress *copier.Progress) error {
-	sides, err := c.open(ctx, r, id)
-	if err != nil {
-		return c.giveUp(ctx, r, id, err)
+// newCopy returns the copy that is the snapshot.
+func (m *making) newCopy(progress *copier.Progress) *copier.Claimed[records.StoredSnapshot] {
+	r, id := m.c.r, m.id
+	c := &copier.Claimed[records.StoredSnapshot]{
+		Services: m.c.m.opts.Copies, Target: m, What: "snapshot " + id.String(), Backend: m.c.be, Leftovers: []string{id.Prefix()},
+		Policy: policy.Copy{
+			Source: policy.Scope{Bucket: r.Source.Bucket, Prefix: r.Source.Prefix}, Target: policy.Scope{Bucket: id.Bucket, Prefix: id.Prefix()},
+			Versions: r.Parameters.Consistency == volume.SnapshotTime,
+		},
+		Task: copier.Task{
+			Target: copier.Place{Prefix: id.Data()}, Manifest: id.Manifest(), Progress: progress,
+			Limits: copier.Limits{Objects: r.Parameters.MaxObjects, Bytes: r.Parameters.MaxBytes},
+		},
 	}
-	err = c.makeIn(ctx, r, id, sides, progress)
-	c.claim.End()
+	if c.Policy.Versions {
+		c.Scratch = id.Plan()
+	}
+	return c
+}
+
+// Place implements copier.Target.
+func (m *making) Place(b buckets.Bucket) records.Place[records.StoredSnapshot] {
+	return m.c.m.opts.Records.OfSnapshot(b, m.id)
+}
+
+// Status implements copier.Target.
+func (m *making) Status(found records.StoredSnapshot, readErr error) (s copier.Status, err error) {
 	switch {
-	case err == nil, errors.Is(err, errDone):
-		return nil
-	case errors.Is(err, errOver) && ctx.Err() == nil:
-		err = c.sweep(ctx, sides, id, err)
-		fallthrough
-	case !fault.KindOf(err).Permanent(), ctx.Err() != nil:
-		c.release(ctx, sides.target.AsOwn(), id)
-		return err
+	case fault.Is(readErr, fault.NotFound):
+		return s, nil
+	case readErr != nil:
+		return s, readErr
 	}
-	return c.giveUp(ctx, r, id, err)
+	own := found.SnapshotID == m.id.String()
+	s.Erased = (!own || found.State == records.StateDeleting || found.State == records.StateDeleted) && found.OnDelete != volume.OnDeleteRetain
+	s.Purged = found.OnDelete == volume.OnDeletePurge
+	if own {
+		s.Claims = found.Makers
+		s.State = map[records.State]copier.State{
+			records.StateCutting: copier.Wanted, records.StateCopying: copier.Wanted, records.StateReady: copier.Done,
+		}[found.State]
+	}
+	return s, nil
 }
 
-// giveUp deletes the snapshot if the error is final, and returns the error.
-func (c *creation) giveUp(ctx context.Context, r *runs.Run, id volume.SnapshotID, why error) error {
-	if !fault.KindOf(why).Permanent() || ctx.Err() != nil {
-		return why
-	}
-	if discardErr := c.discard(ctx, r.Latest(), id, backend.Clip(why.Error(), 1000)); discardErr != nil {
-		return fault.Errorf(fault.Busy, "%w; deleting what was copied: %w", why, discardErr)
-	}
-	return why
+// WithClaims implements copier.Target.
+func (m *making) WithClaims(found records.StoredSnapshot, claims []string) records.StoredSnapshot {
+	found.Snapshot = found.With(found.State, m.c.m.opts.Records.Now())
+	found.Makers = claims
+	return found
 }
 
-// sweep erases what this run may have copied after another process had erased the snapshot.
-func (c *creation) sweep(ctx context.Context, sides sides, id volume.SnapshotID, why error) error {
-	found, err := c.Records.ReadSnapshot(ctx, sides.target.AsOwn(), id.Segment)
-	if err == nil && (found.SnapshotID != id.String() || found.State == records.StateDeleting || found.State == records.StateDeleted) && found.OnDelete != volume.OnDeleteRetain {
-		err = c.Eraser.Erase(ctx, erase.Task{Bucket: sides.target.AsOwn(), Prefix: id.Prefix(), Versions: found.OnDelete == volume.OnDeletePurge, Progress: &erase.Progress{}})
-	}
-	if err != nil && !fault.Is(err, fault.NotFound) {
-		return fault.Errorf(fault.Busy, "%w; removing what was copied: %w", why, err)
-	}
-	return why
+// WithTotals implements copier.Target.
+func (m *making) WithTotals(found records.StoredSnapshot, t copier.Totals) records.StoredSnapshot {
+	found.Snapshot = found.With(records.StateReady, m.c.m.opts.Records.Now())
+	found.Objects, found.Bytes, found.Changed, found.Finished = t.Objects, t.Bytes, t.Changed, found.Updated
+	return found
 }
 
-func (c *creation) makeIn(ctx context.Context, r *runs.Run, id volume.SnapshotID, s sides, progress *copier.Progress) error {
-	own := s.target.AsOwn()
-	found, err := c.take(ctx, own, id)
-	if err != nil {
-		return err
-	}
-	task := copier.Task{
-		Target: copier.Place{Bucket: s.target, Prefix: id.Data()}, Manifest: id.Manifest(), Limits: copier.Limits{Objects: c.r.Parameters.MaxObjects, Bytes: c.r.Parameters.MaxBytes},
-		Progress: progress, Still: func(ctx context.Context) error { return c.still(ctx, r, own, id) }, Unanswered: c.claim.Unanswered,
-	}
-	if found.Cut.IsZero() {
-		err = c.count(ctx, &task, &found, s, id)
-	} else {
-		err = c.plan(ctx, &task, &found, s, id)
-	}
-	if err != nil {
-		return err
-	}
-	progress.Expect(copier.Totals{Objects: found.Objects, Bytes: found.Bytes})
-	totals, err := c.Copier.Copy(ctx, task)
-	if err == nil && len(found.Makers) > 1 {
-		if err = c.outwait(ctx, own, id); err == nil {
-			totals, err = c.Copier.Copy(ctx, task) // all is copied: this compares, and removes what came late
+// Prepare implements copier.Target. It writes into the record what is to be copied. A snapshot of one time first gets its plan, which later deletions
+// and uploads do not change: which versions to copy.
+func (m *making) Prepare(ctx context.Context, c *copier.Claimed[records.StoredSnapshot]) (err error) {
+	from := copier.Place{Bucket: c.From, Prefix: m.c.r.Source.Prefix}
+	planned := !c.Found.Cut.IsZero()
+	switch {
+	case !planned:
+		c.Task.Source = copier.Current{Of: from}
+		if c.Found.State == records.StateCutting {
+			c.Expected, err = c.Services.Copier.Count(ctx, c.Task.Source, c.Task.Limits)
+		}
+	case !c.Found.Planned:
+		plan := c.Task
+		plan.Source, plan.Manifest = copier.Versions{Of: from, At: c.Found.Cut}, m.id.Plan()
+		if c.Expected, err = c.Services.Copier.Plan(ctx, plan); err == nil {
+			err = buckets.Versioned(ctx, c.From.AsOwn()) // otherwise objects may have been overwritten without a version
 		}
 	}
 	if err != nil {
 		return err
 	}
-	if !found.Cut.IsZero() && (totals.Objects != found.Objects || totals.Bytes != found.Bytes) {
-		return fault.Errorf(fault.Precondition, "snapshot %s has %d objects and %d bytes, its plan %d and %d: another program changed one of them", id, totals.Objects, totals.Bytes, found.Objects, found.Bytes)
+	if planned {
+		c.Exact = true
+		c.Task.Source = copier.Planned{Of: from, Plan: m.id.Plan(), In: c.Task.Target.Bucket, Store: m.c.m.opts.Records}
 	}
-	if err := c.finish(ctx, own, id, totals); err != nil || found.Cut.IsZero() {
-		return err
+	if c.Found.State == records.StateCutting || planned && !c.Found.Planned {
+		return c.Update(ctx, func(found records.StoredSnapshot) records.StoredSnapshot {
+			found.Snapshot = found.With(records.StateCopying, m.c.m.opts.Records.Now())
+			found.Objects, found.Bytes, found.Planned = c.Expected.Objects, c.Expected.Bytes, planned
+			return found
+		})
 	}
-	if err := c.Eraser.Erase(ctx, erase.Task{Bucket: own, Prefix: id.Plan(), Progress: &erase.Progress{}}); err != nil {
-		klog.FromContext(ctx).Error(err, "Removing plan failed", "snapshot", id.String()) // the snapshot's deletion removes it
-	}
+	c.Expected = copier.Totals{Objects: c.Found.Objects, Bytes: c.Found.Bytes}
 	return nil
 }
 
-// write writes the snapshot's record. A write that is broken off would arrive later where the service has no conditions.
-func (c *creation) write(ctx context.Context, own buckets.Bucket, etag string, s records.Snapshot) (newETag string, err error) {
-	if ctx.Err() != nil {
-		return "", context.Cause(ctx)
-	}
-	ctx, cancel := c.Copier.Whole(ctx)
-	defer cancel()
-	return c.Records.WriteSnapshot(ctx, own, etag, s)
-}
-
-// outwait waits until no other run can write an object of the snapshot any more.
-func (c *creation) outwait(ctx context.Context, own buckets.Bucket, id volume.SnapshotID) error {
-	for {
-		found, err := c.mine(ctx, own, id)
-		if err != nil || len(c.claim.Others(found.Makers)) == 0 {
-			return err
-		}
-		if err := c.Claims.Pause(ctx); err != nil {
-			return err
-		}
-	}
-}
-
-// releaseBound is how long release takes at most.
-const releaseBound = time.Second
-
-// release takes the claim of this run, which has ended, out of the record, so that no other process waits for it. If that fails, they wait.
-func (c *creation) release(ctx context.Context, own buckets.Bucket, id volume.SnapshotID) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseBound)
-	defer cancel()
-	for range maxRaces {
-		found, err := c.Records.ReadSnapshot(ctx, own, id.Segment)
-		next := found.With(found.State, c.Records.Now())
-		next.Makers = c.Claims.Open(found.Makers)
-		switch {
-		case err != nil, found.SnapshotID != id.String(), slices.Contains(next.Makers, c.claim.ID), !slices.Contains(found.Makers, c.claim.ID):
-		default:
-			_, err = c.Records.WriteSnapshot(ctx, own, found.ETag, next)
-		}
-		if !errors.Is(err, records.ErrChanged) {
-			if err != nil {
-				klog.FromContext(ctx).Info("Could not release the claim of a snapshot, another controller waits for it", "snapshot", id.String(), "reason", err)
-			}
-			return
-		}
-	}
-}
-
-// take makes this run the one that makes the snapshot, and returns the record.
-func (c *creation) take(ctx context.Context, own buckets.Bucket, id volume.SnapshotID) (records.StoredSnapshot, error) {
-	for range maxRaces {
-		found, err := c.Records.ReadSnapshot(ctx, own, id.Segment)
-		switch {
-		case err != nil:
-			return found, err
-		case found.SnapshotID == id.String() && found.State == records.StateReady:
-			return found, errDone
-		case !isMade(found, id):
-			return found, fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
-		case !c.Claims.MayTakeOver(runs.Last(found.Makers)):
-			return found, c.taken(id, found.Makers)
-		}
-		others := found.Makers
-		found.Snapshot = found.With(found.State, c.Records.Now())
-		found.Makers = c.claim.Add(others)
-		found.ETag, err = c.write(ctx, own, found.ETag, found.Snapshot)
-		if err == nil {
-			c.Claims.Revoke(others)
-		}
-		if err == nil && found.ETag == "" {
-			found, err = c.Records.ReadSnapshot(ctx, own, id.Segment)
-		}
-		if errors.Is(err, records.ErrChanged) {
-			continue
-		}
-		return found, err
-	}
-	return records.StoredSnapshot{}, c.changing(id)
-}
-
-// taken returns the error for a snapshot that another run makes.
-func (c *creation) taken(id volume.SnapshotID, makers []string) error {
-	c.Claims.LostTo(runs.Last(makers))
-	return fault.Errorf(fault.Busy, "snapshot %s: %w", id, errTaken)
-}
-
-func (c *creation) changing(id volume.SnapshotID) error {
-	return fault.Errorf(fault.Busy, "the record of snapshot %s keeps changing: another controller uses it", id)
-}
-
-// count makes the task one that copies the current objects, and writes into the record how many there are.
-func (c *creation) count(ctx context.Context, task *copier.Task, found *records.StoredSnapshot, s sides, id volume.SnapshotID) error {
-	task.Source = copier.Current{Of: copier.Place{Bucket: s.source, Prefix: c.r.Source.Prefix}}
-	if found.State != records.StateCutting {
+// CheckSource implements copier.Target. A snapshot of one time needs no source any more: its versions are the source.
+func (m *making) CheckSource(ctx context.Context, c *copier.Claimed[records.StoredSnapshot]) error {
+	if !c.Found.Cut.IsZero() {
 		return nil
 	}
-	expected, source, err := c.Copier.Count(ctx, task.Source, task.Limits)
-	if err != nil {
-		return err
-	}
-	task.Source = source
-	return c.expect(ctx, found, s, id, expected, false)
+	return m.c.checkSource(ctx, c.Run.Latest())
 }
 
-// plan makes the task one that copies the versions of the cut. First it writes the plan, which later deletions and uploads do not change.
-func (c *creation) plan(ctx context.Context, task *copier.Task, found *records.StoredSnapshot, s sides, id volume.SnapshotID) error {
-	from := copier.Place{Bucket: s.source, Prefix: c.r.Source.Prefix}
-	task.Source = copier.Planned{Of: from, Plan: id.Plan(), In: s.target, Store: c.Records}
-	if found.Planned {
-		return nil
-	}
-	planning := *task
-	planning.Source, planning.Manifest = copier.Versions{Of: from, At: found.Cut}, id.Plan()
-	expected, err := c.Copier.Plan(ctx, planning)
-	if err != nil {
-		return err
-	}
-	// Otherwise objects may have been overwritten without a version.
-	if err := buckets.Versioned(ctx, s.source.AsOwn()); err != nil {
-		return err
-	}
-	return c.expect(ctx, found, s, id, expected, true)
+// Discard implements copier.Target.
+func (m *making) Discard(ctx context.Context, who identity.Identity, why error) error {
+	return m.c.m.opts.Delete(ctx, m.id, who, backend.Clip(why.Error(), 1000))
 }
 
-// expect writes into the record what is to be copied.
-func (c *creation) expect(ctx context.Context, found *records.StoredSnapshot, s sides, id volume.SnapshotID, expected copier.Totals, planned bool) error {
-	own := s.target.AsOwn()
-	for range maxRaces {
-		next := found.With(records.StateCopying, c.Records.Now())
-		next.Objects, next.Bytes, next.Planned = expected.Objects, expected.Bytes, planned
-		_, err := c.write(ctx, own, found.ETag, next)
-		if !errors.Is(err, records.ErrChanged) {
-			found.Snapshot = next
-			return err
-		}
-		if *found, err = c.mine(ctx, own, id); err != nil {
-			return err
-		}
-	}
-	return c.changing(id)
-}
-
-// isMade reports whether a record asks for the copy of that snapshot.
-func isMade(found records.StoredSnapshot, id volume.SnapshotID) bool {
-	return found.SnapshotID == id.String() && (found.State == records.StateCutting || found.State == records.StateCopying)
-}
-
-// mine returns the record, or an error unless this run is the one that makes the snapshot.
-func (c *creation) mine(ctx context.Context, own buckets.Bucket, id volume.SnapshotID) (records.StoredSnapshot, error) {
-	found, err := c.Records.ReadSnapshot(ctx, own, id.Segment)
-	switch {
-	case fault.Is(err, fault.NotFound):
-		err = fault.Errorf(fault.Busy, "snapshot %s: %w: %w", id, errOver, err)
-	case err != nil:
-	case found.SnapshotID == id.String() && found.State == records.StateReady:
-		err = errDone
-	case !isMade(found, id):
-		err = fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
-	case !c.claim.Is(found.Makers):
-		err = c.taken(id, found.Makers)
-	}
-	return found, err
-}
-
-// still returns an error if the snapshot is no longer being made, or its source is deleted. A snapshot of one time needs no source any more.
-func (c *creation) still(ctx context.Context, r *runs.Run, own buckets.Bucket, id volume.SnapshotID) error {
-	found, err := c.mine(ctx, own, id)
-	if err != nil {
-		return err
-	}
-	if !found.Cut.IsZero() {
-		return nil // its versions are the source
-	}
-	if err := c.source(ctx, r.Latest()); err != nil {
-		if fault.Is(err, fault.NotFound) {
-			return fault.Errorf(fault.NotFound, "the source was deleted while the snapshot was made: %w", err)
-		}
-		return err
-	}
-	return nil
-}
-
-// finish writes the state ready.
-func (c *creation) finish(ctx context.Context, own buckets.Bucket, id volume.SnapshotID, totals copier.Totals) error {
-	for range maxRaces {
-		found, err := c.mine(ctx, own, id)
-		if err != nil {
-			return err
-		}
-		ready := found.With(records.StateReady, c.Records.Now())
-		ready.Objects, ready.Bytes, ready.Changed, ready.Finished = totals.Objects, totals.Bytes, totals.Changed, ready.Updated
-		_, err = c.write(ctx, own, found.ETag, ready)
-		if !errors.Is(err, records.ErrChanged) {
-			return err
-		}
-	}
-	return c.changing(id)
-}
-
-// sides are the buckets of a copy, whose clients have the sessions of the copy, if any can be made.
-type sides struct{ source, target buckets.Bucket }
-
-// open opens both buckets.
-func (c *creation) open(ctx context.Context, r *runs.Run, id volume.SnapshotID) (sides, error) {
-	source := policy.Scope{Bucket: c.r.Source.Bucket, Prefix: c.r.Source.Prefix}
-	target := policy.Scope{Bucket: id.Bucket, Prefix: id.Prefix()}
-	from, to, err := OpenCopy(ctx, c.Options.copyOptions(), c.be, r, "snapshot "+id.String(), source, target, c.r.Parameters.Consistency == volume.SnapshotTime)
-	return sides{from, to}, err
-}
-
-func (o Options) copyOptions() CopyOptions { return CopyOptions{o.Identities, o.Clients, o.Opener} }
-
-func (c *creation) info(s records.Snapshot) (Info, error) {
+func infoOf(s records.Snapshot) (Info, error) {
 	id, err := volume.ParseSnapshotID(s.SnapshotID)
 	if err != nil {
 		return Info{}, err

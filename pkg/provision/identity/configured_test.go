@@ -1,4 +1,4 @@
-package remove
+package identity
 
 import (
 	"context"
@@ -52,7 +52,7 @@ const (
 	withMore = "backends: {b: {endpoint: 'http://127.0.0.1:1'}, more: {}}"
 )
 
-func TestADeletionEndsWhenItsBackendMoves(t *testing.T) {
+func TestWhileConfigured_WorkEndsWhenItsBackendMoves(t *testing.T) {
 	for name, c := range map[string]struct {
 		to   string
 		kind fault.Kind // Unknown: none
@@ -63,7 +63,7 @@ func TestADeletionEndsWhenItsBackendMoves(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			configs := &changing{current: parse(t, atOne), changed: make(chan struct{})}
-			r := &Remover{Options: Options{Config: configs}}
+			r := &Identities{config: configs}
 			be, err := configs.Config().Backend("b")
 			if err != nil {
 				t.Fatal(err)
@@ -86,9 +86,9 @@ func TestADeletionEndsWhenItsBackendMoves(t *testing.T) {
 }
 
 // A volume that is not to be found at the old endpoint may well be at the new one.
-func TestADeletionThatWasDoneAtTheOldEndpointIsNotSuccess(t *testing.T) {
+func TestWhileConfigured_SuccessAtTheOldEndpointIsBusy(t *testing.T) {
 	configs := &changing{current: parse(t, atOne), changed: make(chan struct{})}
-	r := &Remover{Options: Options{Config: configs}}
+	r := &Identities{config: configs}
 	be, err := configs.Config().Backend("b")
 	if err != nil {
 		t.Fatal(err)
@@ -107,9 +107,9 @@ func TestADeletionThatWasDoneAtTheOldEndpointIsNotSuccess(t *testing.T) {
 	}
 }
 
-func TestADeletionThatTheDriversEndStopsSaysSo(t *testing.T) {
-	r := &Remover{Options: Options{Config: parse(t, atOne)}}
-	be, err := r.Config.Config().Backend("b")
+func TestWhileConfigured_KeepsTheErrorOfTheWork(t *testing.T) {
+	r := &Identities{config: parse(t, atOne)}
+	be, err := r.config.Config().Backend("b")
 	if err != nil {
 		t.Fatal(err)
 	}
