@@ -218,6 +218,7 @@ var page = regexp.MustCompile(`see (docs/[a-z0-9/-]+\.md(?:#[a-z0-9-]+)?)`)
 // must name its section; one that names a page without sections must explain itself.
 func leads(t *testing.T, symptom, text, where string) {
 	t.Helper()
+	checkCode(t, symptom, text)
 	if m := page.FindStringSubmatch(text); strings.HasPrefix(text, "rpc error") && (m == nil || m[1] != where) {
 		t.Errorf("%s: the error does not lead to %s: %s", symptom, where, text)
 	}
