@@ -22,7 +22,7 @@ HELM_VERSION := $(shell sed -n 's,^\thelm.sh/helm/v4 ,,p' tests/kubernetes/go.mo
 KUBERNETES_VERSION := $(shell sed -n 's,^\tk8s.io/kubernetes ,,p' tests/kubernetes/go.mod)
 
 # make test runs the suites in this order, SUITE_JOBS at a time: most of them wait more than they compute. What compiles most begins first,
-# and then what takes long. The packages of tests that have namespaces of their own (tests/isolate) do not notice each other. process-% and
+# and then what takes long. The packages of tests that have namespaces of their own (tests/internal/isolate) do not notice each other. process-% and
 # systemd-% are a directory of tests with helpers as processes and as units of systemd, race-% one whose driver, helpers and rclone clients
 # have the race detector. Those of the faults start a thousand clients, which are built without it.
 SUITE_JOBS ?= 4
@@ -46,7 +46,7 @@ E2E_DEPLOY := ^Test(Examples|InlineVolumesOfNamespaces|Installation|OffClusterCo
 E2E_DISRUPT := ^Test(LauncherProcess|AgentsWithTheNodesRoot|ADeletedPodWaitsForItsFiles|FilesGoOn|ManyPodsAtOnce|Reboot|TokensOfServiceAccounts)$$
 
 # How many clusters run at a time. Each uses 3 GB. Those of the tests that run one after the other wait for most of the time, and are to have
-# their third of a processor at once: the one that many tests share is nice to them, and with it the cgroup of its cluster (tests/systemd).
+# their third of a processor at once: the one that many tests share is nice to them, and with it the cgroup of its cluster (tests/internal/systemd).
 E2E_JOBS ?= 3
 
 MODULES := . clients/rclone tests
@@ -109,12 +109,12 @@ failpoints:
 older:
 	hack/older $(BIN)/test/old $(OLDER)
 
-# The driver, its helper and its client with the race detector. tests/race has them report to the tests.
+# The driver, its helper and its client with the race detector. tests/internal/race has them report to the tests.
 .PHONY: race
 race: build $(if $(RUST),mountpoint) servers older
 	mkdir -p $(BIN)/race/test
 	printf '{"Replace": {"%s/cmd/s3-csi-driver/race.go": "%s", "%s/cmd/s3-csi-helper/race.go": "%s", "%s/clients/rclone/race.go": "%s"}}' \
-		$(foreach n,1 2 3,$(CURDIR) $(CURDIR)/tests/race/report.go) >$(BIN)/race/overlay.json
+		$(foreach n,1 2 3,$(CURDIR) $(CURDIR)/tests/internal/race/report.go) >$(BIN)/race/overlay.json
 	CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -ldflags "$(LDFLAGS)" -o $(BIN)/race/ ./cmd/...
 	CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -tags failpoints -o $(BIN)/race/test/failpoints/ ./cmd/...
 	cd clients/rclone && CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -ldflags "-s -w" -o $(BIN)/race/s3-csi-rclone .
@@ -271,7 +271,7 @@ $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION):
 docs: ## Render the reference pages that tests compare with the code
 	go test ./pkg/client ./pkg/driver ./pkg/volume -run Doc -update
 	cd tests && go test ./chart -run TestReadme -update
-	cd tests && go test ./fuseclients -run Doc -update
+	cd tests && go test ./internal/fuseclients -run Doc -update
 
 .PHONY: manifests
 manifests: $(HELM) ## Render the manifests of deploy/ from the chart

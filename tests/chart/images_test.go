@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // pinned matches an image with a tag and a digest.

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // cluster is a kubectl of a cluster with two nodes, for the script: tests/e2e runs it in a real one.

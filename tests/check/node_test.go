@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 
 	checks "github.com/s3-csi/s3-csi-driver/pkg/check"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"

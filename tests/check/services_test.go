@@ -22,10 +22,10 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
-	"github.com/s3-csi/s3-csi-driver/tests/minio"
-	"github.com/s3-csi/s3-csi-driver/tests/pages"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/sts"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pages"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/sts"
 
 	checks "github.com/s3-csi/s3-csi-driver/pkg/check"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"

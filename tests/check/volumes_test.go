@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/inventory"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 // The command volumes shows what a controller has created, with the same config file, and fails if something cannot be read.

@@ -17,7 +17,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
 )
 
 // pretended is as much of an S3 service, in memory, as a deletion of an empty volume needs. Each request takes latency.

@@ -16,9 +16,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/sts"
 	"github.com/s3-csi/s3-csi-driver/tests/policy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/sts"
 )
 
 // inline is an inline volume "data" of a pod with that UID, as kubelet has it: the handle, and the target below the pod's directory.

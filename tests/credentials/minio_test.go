@@ -17,12 +17,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/tests/minio"
-	"github.com/s3-csi/s3-csi-driver/tests/pages"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pages"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/sts"
 	"github.com/s3-csi/s3-csi-driver/tests/policy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/sts"
 )
 
 // EnvLong switches on what takes longer than MinIO's shortest session, a quarter of an hour.

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 const (

@@ -17,7 +17,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 const examplesDir = root + "/examples"

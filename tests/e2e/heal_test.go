@@ -11,7 +11,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // revived waits for the client that replaces one that exited. TestTimedRestartOfACrashedClient holds the driver to a time.

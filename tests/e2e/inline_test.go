@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 // inlinePod is a pod that defines its volume, "data", itself.

@@ -15,10 +15,10 @@ import (
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/minio"
-	"github.com/s3-csi/s3-csi-driver/tests/pages"
-	"github.com/s3-csi/s3-csi-driver/tests/registry"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pages"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/registry"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // The driver is installed without Helm, by the tutorial, and from a registry.

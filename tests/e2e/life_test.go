@@ -14,8 +14,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // givenBlocks is the size of the file that workloads read, in blocks of 4096 bytes.

@@ -16,10 +16,10 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/systemd"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/systemd"
 )
 
 // envHold keeps the cluster until the process is interrupted, for looking around: HOLD=1 go test -run XXX.

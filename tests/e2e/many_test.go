@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // eachMany is how many pods with each client start at the same moment.

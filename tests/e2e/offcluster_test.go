@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/tests/output"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/output"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // What deploy/off-cluster is: objects for the cluster, and units for a machine.

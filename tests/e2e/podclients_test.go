@@ -13,10 +13,10 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/fuseclients"
-	"github.com/s3-csi/s3-csi-driver/tests/minio"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/fuseclients"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // The images of pods with clients of their own. Both of clients have all programs; without a command they run sshfs, in one of the ways.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
 )
 
 // slowly is a rate, in bytes per second, at which a file takes a minute and more to be stored.

@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/systemd"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/systemd"
 )
 
 // testCase is a step of the driver's, and how it gets there.

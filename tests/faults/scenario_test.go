@@ -15,10 +15,10 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/tests/containers"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 const (

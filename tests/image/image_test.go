@@ -26,9 +26,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
-	"github.com/s3-csi/s3-csi-driver/tests/dns"
-	"github.com/s3-csi/s3-csi-driver/tests/isolate"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/dns"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/isolate"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 const (

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/registry"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/registry"
 )
 
 // testRelease publishes image and chart to a registry, and installs from there as users do, with nothing but the chart's address.

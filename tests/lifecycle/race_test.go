@@ -13,9 +13,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 // twoControllers are processes that share nothing but the server.

@@ -24,8 +24,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 // bound is how long a client may take to exit, below the time that the driver gives it. The runtime delays failed handshakes by up

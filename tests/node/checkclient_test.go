@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/check"
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // checkClient is the driver's command for a check of a client on the rig, whose node does not run. The check has the uids after --uid-range.

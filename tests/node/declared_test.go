@@ -14,8 +14,8 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 	"github.com/s3-csi/s3-csi-driver/pkg/status"
-	"github.com/s3-csi/s3-csi-driver/tests/fuseclients"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/fuseclients"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // debian is the name under which the program rclone of Debian is declared. Its command mount2 takes a FUSE descriptor, and mount executes

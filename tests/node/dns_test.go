@@ -13,8 +13,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/s3-csi/s3-csi-driver/tests/dns"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/dns"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 const (

@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/containers"
-	"github.com/s3-csi/s3-csi-driver/tests/containers/agent"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers/agent"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // A process of a container that has a read-only subpath of a volume, and /dev/fuse, mounts a file system that has the volume's

@@ -19,9 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // greed is what a client needs at least, and how often a file has to be opened until it needs more than that. Both

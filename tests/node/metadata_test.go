@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 const manyFiles = 150

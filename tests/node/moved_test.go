@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/containers"
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // A backend whose endpoint changes in the config file takes its volumes along: publications, and the containers on them,

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // host makes a PID and a mount namespace whose PID 1 sleeps, as a small host, and gives PID 1's number out here. With its

@@ -8,7 +8,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // The operator's own directories may be symbolic links.

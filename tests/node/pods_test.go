@@ -14,9 +14,9 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/containers"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // refusal is a test that only wants to know whether something in it fails.

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // statusOf reads /proc/<pid>/status (proc_pid_status(5)).

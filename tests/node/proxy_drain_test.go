@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // A client that stores its files after the last unpublish does so through the proxy whose password has changed meanwhile.

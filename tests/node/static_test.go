@@ -14,9 +14,9 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
-	"github.com/s3-csi/s3-csi-driver/tests/fuseclients"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/fuseclients"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // s3fs is the name under which the program s3fs of Debian is declared. It reads keys once, and executes fusermount.

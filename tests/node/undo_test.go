@@ -10,10 +10,10 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // program replaces a client's program.

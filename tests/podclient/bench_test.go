@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/fuseclients"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/fuseclients"
 )
 
 // BenchmarkColdPublish measures how long a pod waits for the files of its own client: the publication, the client's start and the first

@@ -12,10 +12,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/fuseclients"
-	"github.com/s3-csi/s3-csi-driver/tests/output"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/fuseclients"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/output"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // sshUID is the user daemon of the package base-passwd.

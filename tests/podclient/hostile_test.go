@@ -19,8 +19,8 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fdpass"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
-	"github.com/s3-csi/s3-csi-driver/tests/hostile"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/hostile"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // What a client in a pod does, beside the kinds of the package hostile.

@@ -14,7 +14,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/podclient"
 	"github.com/s3-csi/s3-csi-driver/pkg/status"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // show runs s3-csi-driver status.

@@ -6,10 +6,10 @@ import (
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/tests/pages"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pages"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/sts"
 	table "github.com/s3-csi/s3-csi-driver/tests/policy"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/sts"
 )
 
 // The role of docs/how-to/aws.md for nodes allows all that the session of a volume may do, and only in the page's bucket.

@@ -8,10 +8,10 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
-	"github.com/s3-csi/s3-csi-driver/tests/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/sts"
 	table "github.com/s3-csi/s3-csi-driver/tests/policy"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/sts"
 )
 
 const (

@@ -17,12 +17,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/pages"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/sts"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pages"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/sts"
 )
 
 const (

@@ -8,9 +8,9 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 const (

@@ -15,11 +15,11 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/check"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/systemd"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/systemd"
 )
 
 // newRig is a node with an S3 server; its drivers are the built ones.

@@ -18,10 +18,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
-	"github.com/s3-csi/s3-csi-driver/tests/isolate"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/systemd"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/isolate"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/systemd"
 )
 
 // Programs on the host.

@@ -18,7 +18,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 func TestHelperAndClientHaveTheirUIDAndNoPrivileges(t *testing.T) {

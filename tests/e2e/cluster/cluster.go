@@ -28,7 +28,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/systemd"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/systemd"
 )
 
 // EnvPrograms names the directory of the cluster's programs, as make builds them.
