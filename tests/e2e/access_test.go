@@ -1,3 +1,5 @@
+//go:build !lane || shared
+
 package e2e
 
 import (
@@ -11,9 +13,6 @@ import (
 
 // readOnlyError is the error of a write to a read-only file system.
 const readOnlyError = "Read-only file system"
-
-// clients are the driver's.
-func clients() []string { return []string{"mountpoint-s3", "rclone"} }
 
 // TestAccessModes: how many pods may have a volume, and what they may do with it.
 func TestAccessModes(t *testing.T) {

@@ -1,3 +1,5 @@
+//go:build !lane || shared
+
 package e2e
 
 import (

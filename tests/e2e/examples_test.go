@@ -1,3 +1,5 @@
+//go:build !lane || deploy
+
 package e2e
 
 import (

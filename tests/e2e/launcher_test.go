@@ -1,3 +1,5 @@
+//go:build !lane || disrupt
+
 package e2e
 
 import (

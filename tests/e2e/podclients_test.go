@@ -1,3 +1,5 @@
+//go:build !lane || shared
+
 package e2e
 
 import (
@@ -6,24 +8,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-
-	"github.com/moby/sys/mountinfo"
 
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
 	"github.com/s3-csi/s3-csi-driver/tests/internal/fuseclients"
 	"github.com/s3-csi/s3-csi-driver/tests/internal/minio"
 	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
-)
-
-// The images of pods with clients of their own. Both of clients have all programs; without a command they run sshfs, in one of the ways.
-const (
-	starterImage    = "cluster.local/pod-client-starter:1"
-	fusermountImage = "cluster.local/pod-client-fusermount:1"
-	minioImage      = "cluster.local/pod-client-minio:1"
 )
 
 // The commands of sshfs for a server in its own container. For libfuse 3, which tries /dev/fuse before it executes fusermount3, an empty
@@ -281,40 +273,6 @@ func TestPodClients(t *testing.T) {
 	}
 }
 
-// orderedPod is a pod whose client is sshfs, for a volume that it may write to, with an fsGroup. What is in sub/ outlives the client's
-// container.
-func orderedPod(containers string) string {
-	return fmt.Sprintf(`
-apiVersion: v1
-kind: Pod
-metadata: {name: own-client}
-spec:
-  terminationGracePeriodSeconds: 1
-  securityContext: {fsGroup: 2000}
-%s
-  volumes:
-  - {name: fuse-fd-passing, emptyDir: {}}
-  - {name: store, emptyDir: {}}
-  - {name: data, csi: {driver: %s, volumeAttributes: {fdPassingEmptyDirName: fuse-fd-passing, fdPassingSocketName: fuse-csi-ephemeral.sock}}}
-`, containers, csiName)
-}
-
-// subPathUser is a container that has a directory of the volume alone, which kubelet makes, beside the whole volume.
-const subPathUser = `{name: busybox, image: "` + cluster.Busybox + `", command: [sleep, infinity], volumeMounts: [{name: data, mountPath: /data}, {name: data, mountPath: /sub, subPath: sub/dir}]}`
-
-// sidecar has the client as a sidecar that is started when it serves.
-func sidecar() string {
-	return orderedPod(`
-  initContainers:
-  - name: starter
-    image: ` + starterImage + `
-    restartPolicy: Always
-    startupProbe: {exec: {command: [sh, -c, mount | grep /data | grep fuse]}, periodSeconds: 1, failureThreshold: 300}
-    volumeMounts: [{name: fuse-fd-passing, mountPath: /fuse-fd-passing}, {name: store, mountPath: /root/sshfs-example/sub}, {name: data, mountPath: /data}]
-  containers:
-  - ` + subPathUser)
-}
-
 // clientLast starts the client after an init container that looks at the volume, and after a container that cannot start without the client.
 func clientLast() string {
 	return orderedPod(`
@@ -326,15 +284,6 @@ func clientLast() string {
     image: ` + starterImage + `
     volumeMounts: [{name: fuse-fd-passing, mountPath: /fuse-fd-passing}, {name: store, mountPath: /root/sshfs-example/sub}]`)
 }
-
-// podClient is a pod with a client in the container "starter", and a container "busybox" that uses the volume.
-type podClient struct {
-	ns, program string
-	pod         object
-	clientID    string // of the container in which the client runs
-}
-
-const ownClient = "own-client"
 
 // newPodClient starts a pod and waits until its container sees the client's file system.
 func newPodClient(t *testing.T, ns, manifest, program string) *podClient {
@@ -350,65 +299,10 @@ func newPodClient(t *testing.T, ns, manifest, program string) *podClient {
 	return c
 }
 
-// id is that of a container as it runs now.
-func (c *podClient) id(t *testing.T, container string) string {
-	t.Helper()
-	c.pod = get(t, "pod", c.ns, ownClient)
-	for _, s := range append(c.pod.Status.ContainerStatuses, c.pod.Status.InitContainerStatuses...) {
-		if s.Name == container {
-			return strings.TrimPrefix(s.ContainerID, "containerd://")
-		}
-	}
-	return ""
-}
-
-// processesOf are those of a container.
-func processesOf(id string) []process {
-	return slices.DeleteFunc(nodeProcesses(), func(p process) bool {
-		cgroup, _ := os.ReadFile(world.Path(fmt.Sprintf("/proc/%d/cgroup", p.pid)))
-		return id == "" || !strings.Contains(string(cgroup), id)
-	})
-}
-
-// user is a process of the container that uses the volume.
-func (c *podClient) user(t *testing.T) process {
-	t.Helper()
-	all := processesOf(c.id(t, "busybox"))
-	if len(all) == 0 {
-		t.Fatalf("the container has no process: %+v", c.pod.Status)
-	}
-	return all[0]
-}
-
 // inside is a path of that container, from outside.
 func (c *podClient) inside(t *testing.T, path string) string {
 	t.Helper()
 	return world.Path(fmt.Sprintf("/proc/%d/root%s", c.user(t).pid, path))
-}
-
-// podClientMounts are the mounts of volumes with clients in pods that a process of the node sees at a path; "": at any.
-func podClientMounts(pid int, path string) ([]*mountinfo.Info, error) {
-	f, err := os.Open(world.Path(fmt.Sprintf("/proc/%d/mountinfo", pid)))
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return mountinfo.GetMountsFromReader(f, func(i *mountinfo.Info) (skip, stop bool) {
-		return !strings.HasPrefix(i.Source, "s3csi-pod:") || path != "" && i.Mountpoint != path, false
-	})
-}
-
-// device is the number of the client's file system that the container that uses the volume has there.
-func (c *podClient) device(t *testing.T, path string) (string, error) {
-	t.Helper()
-	table, err := podClientMounts(c.user(t).pid, path)
-	if err != nil {
-		return "", err
-	}
-	if len(table) == 0 || table[len(table)-1].FSType != "fuse" {
-		return "", fmt.Errorf("%s shows no client's file system, but %d mounts of the volume", path, len(table))
-	}
-	return deviceOf(table[len(table)-1]), nil
 }
 
 // restart kills the client, and waits until its container runs again and the other one sees the new client's file system at the paths.

@@ -1,3 +1,5 @@
+//go:build !lane || shared
+
 package e2e
 
 import (
@@ -251,18 +253,6 @@ spec:
 	return name
 }
 
-// volumeGone waits until a PersistentVolume is.
-func volumeGone(t testing.TB, name string) {
-	t.Helper()
-	eventually(t, "the volume to be gone", func() error {
-		o, there := find(t, "pv", "", name)
-		if !there {
-			return nil
-		}
-		return fmt.Errorf("it is %s; %s", o.Status.Phase, lastEvent(t, "default", name))
-	})
-}
-
 // phase waits until a PersistentVolume is in that phase.
 func phase(t testing.TB, v object, want string) {
 	t.Helper()
@@ -272,44 +262,6 @@ func phase(t testing.TB, v object, want string) {
 		}
 		return nil
 	})
-}
-
-// erased waits until a volume that is a prefix is gone, and sees that S3 has nothing of it but a tombstone.
-func erased(t testing.TB, v object) {
-	t.Helper()
-	volumeGone(t, v.Metadata.Name)
-	if b, prefix := place(t, v); len(keys(t, b, prefix)) > 0 {
-		t.Errorf("left in S3: %q", keys(t, b, prefix))
-	}
-	if state := recordState(t, v); state != "deleted" {
-		t.Errorf("the volume's record is of a volume that is %q: it has to be a tombstone", state)
-	}
-}
-
-// volumeRecord is what the record of a volume that is a prefix says.
-type volumeRecord struct {
-	State         string `json:"state"`
-	VolumeID      string `json:"volumeID"`
-	OnDelete      string `json:"onDelete"`
-	CapacityBytes int64  `json:"capacityBytes"`
-}
-
-// recordOf is the record of a volume that is a prefix.
-func recordOf(t testing.TB, v object) volumeRecord {
-	t.Helper()
-	b, _ := place(t, v)
-	var r volumeRecord
-	text := content(t, b, ".s3-csi/volumes/"+v.Metadata.Name)
-	if err := json.Unmarshal([]byte(text), &r); err != nil || r.VolumeID != v.Spec.CSI.VolumeHandle {
-		t.Errorf("the record of %s is %s (%v)", v.Spec.CSI.VolumeHandle, text, err)
-	}
-	return r
-}
-
-// recordState is the state of a volume in its record.
-func recordState(t testing.TB, v object) string {
-	t.Helper()
-	return recordOf(t, v).State
 }
 
 // deleteObjects deletes what is below a prefix, behind all mounts.

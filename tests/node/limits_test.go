@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -246,19 +248,6 @@ func (e *env) stream(path, content string) (stop func() int64) {
 		<-done
 		return reads.Load()
 	}
-}
-
-// logged waits for a line of the drivers' log that has all these words in it.
-func (e *env) logged(words ...string) {
-	e.t.Helper()
-	e.await(10*time.Second, fmt.Sprintf("a line of the log with %q", words), func() bool {
-		for line := range strings.Lines(e.Logs()) {
-			if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
-				return true
-			}
-		}
-		return false
-	})
 }
 
 // A client that needs more memory than its volume may use is killed by the kernel: it alone. Its volume comes back, and log

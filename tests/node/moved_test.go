@@ -1,3 +1,5 @@
+//go:build !lane || timed
+
 package node
 
 import (

@@ -1,8 +1,9 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -23,17 +24,6 @@ func as(t *testing.T, uid, gid uint32, groups []uint32, command string) (string,
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid, Groups: groups}}
 	out, err := cmd.CombinedOutput()
 	return strings.TrimSpace(string(out)), err == nil
-}
-
-// look is a path's owner, group and permissions as stat shows them: "1:2 0750".
-func look(t *testing.T, path string) string {
-	t.Helper()
-	fi, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	st := fi.Sys().(*syscall.Stat_t)
-	return fmt.Sprintf("%d:%d %04o", st.Uid, st.Gid, fi.Mode().Perm())
 }
 
 // Only processes with the volume's group can use it.

@@ -1,10 +1,11 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -114,24 +115,6 @@ func TestOldDataDoesNotComeAfterNew(t *testing.T) {
 			e.awaitNothingLeft(5 * time.Second)
 		})
 	}
-}
-
-// container holds a copy of all mounts in a namespace of its own, as a running container does, and gives its pid.
-func container(t *testing.T) (pid int) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "unshare", "-m", "--propagation", "private", "sh", "-c", "echo; exec sleep 1000")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	if _, err := out.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
-	return cmd.Process.Pid
 }
 
 // Where the driver is not to heal by itself, a container that runs on a dead mount gets errors, as long as its volume is

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -12,25 +14,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/internal/containers"
 	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
-
-// anotherKey is a second secret of a user.
-func (e *env) anotherKey(name string) map[string]string {
-	e.t.Helper()
-	keys, err := e.AddKey(e.t.Context(), name)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	e.secrets = append(e.secrets, keys.SecretAccessKey)
-	return map[string]string{"accessKeyID": keys.AccessKeyID, "secretAccessKey": keys.SecretAccessKey}
-}
-
-// revoke makes a secret of a user worthless.
-func (e *env) revoke(name string, secret map[string]string) {
-	e.t.Helper()
-	if err := e.RemoveKey(e.t.Context(), name, secret["accessKeyID"]); err != nil {
-		e.t.Fatal(err)
-	}
-}
 
 // A publication with another secret continues with it, on the same client; none with the old secret can join.
 func TestARotatedSecretIsTakenOverInPlace(t *testing.T) {

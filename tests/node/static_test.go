@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -13,14 +15,10 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 	"github.com/s3-csi/s3-csi-driver/tests/internal/fuseclients"
 	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
-
-// s3fs is the name under which the program s3fs of Debian is declared. It reads keys once, and executes fusermount.
-const s3fs = "debian-s3fs"
 
 // declareS3fs starts a driver with the declaration of s3fs. It returns the driver's flag for that.
 func (e *env) declareS3fs() (flag string) {
@@ -28,17 +26,6 @@ func (e *env) declareS3fs() (flag string) {
 	flag = e.declaredS3fs()
 	e.drive(flag)
 	return flag
-}
-
-// declaredS3fs installs s3fs, and returns the driver's flag for its declaration.
-func (e *env) declaredS3fs() (flag string) {
-	e.t.Helper()
-	if _, err := os.Stat("/bin/fusermount"); err == nil {
-		if _, err := sandbox.ABI(); err != nil {
-			e.t.Skip("libfuse 2 executes /bin/fusermount instead of the driver's program, and nothing prevents that: ", err)
-		}
-	}
-	return e.declared("s3fs", s3fs, fuseclients.DeclareS3fs(e.Rig.S3, s3fs))
 }
 
 // A declared client that reads its keys when it starts serves like the others. No process but the client has them, and none but root and
