@@ -45,7 +45,7 @@ func compare(t *testing.T, name, listing string) {
 	}
 }
 
-// The help of each mode: its first lines, and its flags in their order. docs/flags.md has their meanings and defaults.
+// The help of each mode: its first lines, and its flags in their order. docs/reference/flags.md has their meanings and defaults.
 func TestHelp_OfEachModeIsUnchanged(t *testing.T) {
 	t.Parallel()
 	bin := os.Getenv("S3CSI_BIN")
