@@ -118,27 +118,6 @@ func TestDriversThatDieDuringADrainLoseNothing(t *testing.T) {
 	u.AwaitNothingLeft(t, clearBound)
 }
 
-// The client is killed repeatedly during a drain, while it uploads.
-func TestClientsThatDieDuringADrainLoseNothing(t *testing.T) {
-	for _, name := range []string{programs[rclone], helperProgram, ""} {
-		t.Run("killed: "+name, func(t *testing.T) {
-			u := upload(t, drive(t))
-			u.under()
-			left := 3
-			u.unpublish(700*time.Millisecond, func() {
-				if left--; left >= 0 {
-					rigtest.Kill(t, u.Running(name)...)
-				}
-				if left == 0 {
-					u.hurry()
-				}
-			})
-			u.stored()
-			u.AwaitNothingLeft(t, clearBound)
-		})
-	}
-}
-
 // The driver is upgraded, and then goes back, in the middle of an upload.
 func TestAnUpgradeDuringAnUploadLosesNothing(t *testing.T) {
 	for _, back := range []bool{false, true} {

@@ -3,7 +3,6 @@
 package node
 
 import (
-	"context"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -131,27 +130,5 @@ func TestPublishAndUnpublishInAnyOrder(t *testing.T) {
 		}
 		e.unpublish(v, target)
 	}
-	e.NothingLeft(t)
-}
-
-// Two drivers cannot share a state directory.
-func TestASecondDriverIsRefused(t *testing.T) {
-	t.Parallel()
-	e := start(t)
-	v := static("first", rclone)
-	target := e.publish(v, "t")
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	second, err := e.Start(ctx, "node")
-	if err == nil {
-		var code int
-		if code, err = second.Wait(ctx); err != nil || code == 0 {
-			t.Errorf("the second driver ended with %d, %v", code, err)
-		}
-	}
-	if err := e.tryPublish(10*time.Second, v, target); err != nil {
-		t.Errorf("the first one: %v", err)
-	}
-	e.unpublish(v, target)
 	e.NothingLeft(t)
 }

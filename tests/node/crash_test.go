@@ -58,52 +58,6 @@ func TestMountsSurviveTheDriver(t *testing.T) {
 	})
 }
 
-// A driver that is killed anywhere in a cold start leaves nothing that the next one does not clear away by itself.
-func TestKilledInAColdStart(t *testing.T) {
-	t.Parallel()
-	e := start(t)
-	v := static("cold", rclone)
-	// What a moment of the start is known by, and what S3 does then.
-	hanging := faultproxy.Faults{Blackhole: true}
-	moments := []struct {
-		name   string
-		faults faultproxy.Faults
-		now    func() bool
-	}{
-		{"the mount has directories", hanging, func() bool { return len(e.Leftovers()) > 0 }},
-		{"the helper runs", hanging, func() bool { return len(e.Running("")) > 0 }},
-		// A helper and a client, whose every request takes two seconds.
-		{"the client runs", faultproxy.Faults{Latency: 2 * time.Second}, func() bool { return len(e.Running(programs[rclone])) > 0 }},
-	}
-	for _, m := range moments {
-		t.Run(m.name, func(t *testing.T) {
-			target := e.Target("t")
-			e.proxy.Set(m.faults)
-			done := make(chan error, 1)
-			driver := e.Driver
-			go func() {
-				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-				defer cancel()
-				_, err := driver.NodePublishVolume(ctx, rigtest.PublishRequest(v, target))
-				done <- err
-			}()
-			e.await(20*time.Second, m.name, m.now)
-			e.Kill()
-			if err := <-done; err == nil {
-				t.Fatal("the publication was over before the driver was killed: this test proves nothing")
-			}
-			e.proxy.Set(faultproxy.Faults{})
-			e.drive()
-			e.awaitNothingLeft(20 * time.Second)
-			// The CO's next call for the target is one or the other.
-			e.publish(v, "t")
-			write(t, filepath.Join(target, "file"), "x")
-			e.unpublish(v, target)
-			e.NothingLeft(t)
-		})
-	}
-}
-
 // The retry of a publication whose driver was killed need not wait for the tidying.
 func TestRetryAfterAKilledColdStart(t *testing.T) {
 	t.Parallel()

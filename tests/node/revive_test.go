@@ -163,29 +163,6 @@ func TestADeadMountStaysUntilItIsReplaced(t *testing.T) {
 	e.NothingLeft(t)
 }
 
-// A driver that is killed between unmounting the source and detaching the copies of it leaves the latter to the next one.
-func TestCopiesAreFoundAfterTheSourceIsGone(t *testing.T) {
-	t.Parallel()
-	eachClient(t, func(t *testing.T, e *env, client string) {
-		v := static("pinned", client)
-		target := e.publish(v, "t")
-		container(t)
-		e.Kill()
-		sources, err := filepath.Glob(filepath.Join(e.State, "sources", "*"))
-		if err != nil || len(sources) != 1 {
-			t.Fatalf("sources: %v, %v", sources, err)
-		}
-		for _, place := range []string{target, sources[0]} {
-			if err := unix.Unmount(place, unix.UMOUNT_NOFOLLOW); err != nil {
-				t.Fatal(err)
-			}
-		}
-		e.drive()
-		e.unpublish(v, target)
-		e.NothingLeft(t)
-	})
-}
-
 // A helper that does not answer may be busy or swapped out: a mount that works is not torn down for that.
 func TestAMountIsNotReplacedOnSuspicion(t *testing.T) {
 	t.Parallel()
