@@ -81,7 +81,8 @@ const (
 func bareOf(b *testing.B, n *rigtest.Node, command client.Command, number int) *bare {
 	b.Helper()
 	work := filepath.Join(n.Dir, fmt.Sprintf("bare-%d", number))
-	c := &bare{node: n, uid: bareUID + number, dir: filepath.Join(n.Dir, "targets", fmt.Sprintf("bare-%d", number)), cache: filepath.Join(work, "cache"), template: command}
+	c := &bare{node: n, uid: bareUID + number, dir: filepath.Join(n.Dir, "targets", fmt.Sprintf("bare-%d", number)), cache: filepath.Join(work, "cache"),
+		template: command}
 	home := filepath.Join(work, "home")
 	if command.Fusermount != "" {
 		c.mounts, c.uid, c.dir = true, 0, filepath.Join(home, client.Mountpoint)

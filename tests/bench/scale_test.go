@@ -163,7 +163,8 @@ func withResolvConf(b *testing.B, n *rigtest.Node) {
 	b.Helper()
 	own := filepath.Join(n.Dir, "pod-resolv.conf")
 	must(b, os.WriteFile(own, []byte("nameserver 127.0.0.1\n"), 0o644))
-	n.Wrapper = []string{"unshare", "--mount", "--propagation", "private", "sh", "-ec", `mount --bind "$0" /etc/resolv.conf; exec setpriv --pdeathsig KILL "$@"`, own}
+	n.Wrapper = []string{"unshare", "--mount", "--propagation", "private", "sh", "-ec", `mount --bind "$0" /etc/resolv.conf; exec setpriv --pdeathsig KILL "$@"`,
+		own}
 }
 
 // kernelMounts returns how many MB the kernel's objects of mounts take.

@@ -146,7 +146,8 @@ func TestRefusedSessionsUndoTheStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.Rig.S3.Keys = e.user
-	nobody, err := e.SetRole(t.Context(), s3server.Role{Name: "nothing", Policy: `{"Version":"2012-10-17","Statement":[]}`, Trust: s3server.Trust{Users: []string{"bob"}}})
+	nobody, err := e.SetRole(t.Context(), s3server.Role{Name: "nothing", Policy: `{"Version":"2012-10-17","Statement":[]}`,
+		Trust: s3server.Trust{Users: []string{"bob"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

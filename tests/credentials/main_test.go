@@ -74,7 +74,8 @@ func newEnv(t *testing.T) *env {
 	}
 	e.Rig.S3.Keys = e.user
 	e.role, err = e.SetRole(t.Context(), s3server.Role{Name: namespace + "." + account, Policy: everything, Trust: s3server.Trust{
-		Users: []string{"alice"}, Issuers: []s3server.TrustedIssuer{{URL: e.issuer.URL(), Audiences: []string{audience}, Subjects: []string{"system:serviceaccount:" + namespace + ":" + account}}}}})
+		Users: []string{"alice"}, Issuers: []s3server.TrustedIssuer{{URL: e.issuer.URL(), Audiences: []string{audience},
+			Subjects: []string{"system:serviceaccount:" + namespace + ":" + account}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +216,8 @@ func (e *env) own() source {
 func (e *env) request(v *csi.Volume, target string, from source) *csi.NodePublishVolumeRequest {
 	r := rigtest.PublishRequest(v, target)
 	r.VolumeContext = maps.Clone(v.GetVolumeContext())
-	for key, value := range map[string]string{"pod.name": "web-0", "pod.namespace": namespace, "pod.uid": "0f2b8a52-0000-4000-8000-000000000000", "serviceAccount.name": account, "ephemeral": "false"} {
+	for key, value := range map[string]string{"pod.name": "web-0", "pod.namespace": namespace, "pod.uid": "0f2b8a52-0000-4000-8000-000000000000",
+		"serviceAccount.name": account, "ephemeral": "false"} {
 		r.VolumeContext["csi.storage.k8s.io/"+key] = value
 	}
 	from.bring(r)

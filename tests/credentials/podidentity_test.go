@@ -58,7 +58,8 @@ func TestPodIdentityIsNarrowedByAnotherRole(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return credentials.Order{Kind: credentials.PodIdentity, Token: token.Value, RoleARN: role, Name: "pod", Policy: document, Duration: time.Minute, STS: service.STS, AgentURI: agent.URL()}
+		return credentials.Order{Kind: credentials.PodIdentity, Token: token.Value, RoleARN: role, Name: "pod", Policy: document, Duration: time.Minute,
+			STS: service.STS, AgentURI: agent.URL()}
 	}
 	keys, err := session.Make(ctx, order(sts.PodIdentityAudience, time.Hour))
 	if err != nil {

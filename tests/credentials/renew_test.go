@@ -146,7 +146,8 @@ func TestAnExpiredSessionIsAClearState(t *testing.T) {
 				return strings.Contains(err.Error(), tt.word) // not before an attempt has failed
 			})
 			e.await(10*time.Second, "the volume's health to say that the session is over, and why", func() bool {
-				resp, err := e.NodeGetVolumeHealth(rigtest.Context(t, 10*time.Second), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetVolumeId(), VolumePublishPath: target})
+				resp, err := e.NodeGetVolumeHealth(rigtest.Context(t, 10*time.Second), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetVolumeId(),
+					VolumePublishPath: target})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -77,7 +77,12 @@ func (r *suiteRun) do(ctx context.Context, dir string) {
 // snapshotContents returns the VolumeSnapshotContents that are there. One that has not been asked to go, or that is annotated as being created, is
 // left by the programs of external-snapshotter and not by the driver.
 func snapshotContents() string {
-	out, err := try("get", "volumesnapshotcontents", "-o", `jsonpath={range .items[*]}{.metadata.name}: handle {.status.snapshotHandle}, policy {.spec.deletionPolicy}, deleted {.metadata.deletionTimestamp}, annotations {.metadata.annotations}, error {.status.error.message}{"\n"}{end}`)
+	out,
+		err := try("get",
+		"volumesnapshotcontents",
+		"-o",
+		`jsonpath={range .items[*]}{.metadata.name}: handle {.status.snapshotHandle}, policy {.spec.deletionPolicy}, deleted {.metadata.deletionTimestamp}, `+
+			`annotations {.metadata.annotations}, error {.status.error.message}{"\n"}{end}`)
 	if err != nil {
 		return err.Error()
 	}

@@ -179,7 +179,8 @@ func tutorial(t *testing.T) {
 // uninstall takes a release away that a test has made, if it is there.
 func uninstall(t *testing.T) {
 	t.Helper()
-	if _, err := world.Helm(context.Background(), "uninstall", release, "--namespace", driverNamespace, "--wait", "--timeout=2m", "--ignore-not-found"); err != nil {
+	if _, err := world.Helm(context.Background(), "uninstall", release, "--namespace", driverNamespace, "--wait", "--timeout=2m",
+		"--ignore-not-found"); err != nil {
 		t.Error(err)
 	}
 }
@@ -199,7 +200,8 @@ func tutorialImages(ctx context.Context, page string) error {
 		return fmt.Errorf("the page names the images %q", names)
 	}
 	return errors.Join(
-		world.Import(ctx, cluster.Image{Name: names[0], Files: map[string]string{"usr/bin/minio": server}, Dirs: []string{"tmp"}, Entrypoint: []string{"/usr/bin/minio"}}),
+		world.Import(ctx, cluster.Image{Name: names[0], Files: map[string]string{"usr/bin/minio": server}, Dirs: []string{"tmp"},
+			Entrypoint: []string{"/usr/bin/minio"}}),
 		world.ImportBusybox(ctx, "docker.io/library/"+names[1]))
 }
 
@@ -279,7 +281,8 @@ func fromARegistry(t *testing.T, archive string) {
 		t.Fatal(err)
 	}
 	const user, password = "team", "registry-secret"
-	server, err := registry.Start(t.Context(), registry.Options{Addr: world.Registry(), Dir: t.TempDir(), Certificate: &certificate, User: user, Password: password})
+	server, err := registry.Start(t.Context(), registry.Options{Addr: world.Registry(), Dir: t.TempDir(), Certificate: &certificate, User: user,
+		Password: password})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -291,7 +294,8 @@ func fromARegistry(t *testing.T, archive string) {
 	dir := t.TempDir()
 	admin := func(line string) string {
 		t.Helper()
-		out, errs, err := shell(t.Context(), t, password, fmt.Sprintf("cd %q && export SSL_CERT_FILE=%q REGISTRY_AUTH_FILE=%q/auth.json && %s", dir, world.CA(), dir, line))
+		out, errs, err := shell(t.Context(), t, password, fmt.Sprintf("cd %q && export SSL_CERT_FILE=%q REGISTRY_AUTH_FILE=%q/auth.json && %s", dir, world.CA(), dir,
+			line))
 		if err != nil {
 			t.Fatalf("%v\n%s%s", err, out, errs)
 		}
@@ -308,14 +312,16 @@ func fromARegistry(t *testing.T, archive string) {
 	published := strings.Fields(admin(fmt.Sprintf("%s %s v%s published %s", publish, repository, releaseVersion, archive)))
 	reference := published[len(published)-1]
 
-	kubectl(t, "create", "secret", "docker-registry", "registry", "--namespace", driverNamespace, "--docker-server="+server.Host(), "--docker-username="+user, "--docker-password="+password)
+	kubectl(t, "create", "secret", "docker-registry", "registry", "--namespace", driverNamespace, "--docker-server="+server.Host(), "--docker-username="+user,
+		"--docker-password="+password)
 	t.Cleanup(func() {
 		if t.Failed() {
 			explain(t, driverNamespace)
 		}
 		uninstall(t)
 	})
-	admin(fmt.Sprintf("helm install %s oci://%s/charts/s3-csi-driver --version %s --namespace %s --values values.yaml --wait --timeout=2m", release, repository, releaseVersion, driverNamespace))
+	admin(fmt.Sprintf("helm install %s oci://%s/charts/s3-csi-driver --version %s --namespace %s --values values.yaml --wait --timeout=2m", release, repository,
+		releaseVersion, driverNamespace))
 	image, digest, _ := strings.Cut(reference, "@")
 	if image != repository+"/s3-csi-driver:v"+releaseVersion || digest == "" {
 		t.Errorf("published %q", published)
@@ -392,7 +398,8 @@ func secondRelease(t *testing.T, driverName, values string) (namespace string) {
 			return nil
 		})
 	})
-	_, err := world.Helm(t.Context(), "install", "second", chart, "--namespace", ns, "--values", variants+"/second-driver.yaml", "--values", file, "--values", images,
+	_, err := world.Helm(t.Context(), "install", "second", chart, "--namespace", ns, "--values", variants+"/second-driver.yaml", "--values", file, "--values",
+		images,
 		"--set", "driverName="+driverName, "--wait", "--timeout=2m")
 	if err != nil {
 		t.Fatal(err)
@@ -413,7 +420,8 @@ func secondRelease(t *testing.T, driverName, values string) (namespace string) {
 func TestSecondRelease(t *testing.T) {
 	need(t)
 	ns := secondRelease(t, "second.s3.example.com", "{}")
-	out, err := world.Helm(t.Context(), "upgrade", "second", chart, "--namespace", ns, "--reuse-values", "--set", "inlineVolumes=false,logging.level=3", "--dry-run=server")
+	out, err := world.Helm(t.Context(), "upgrade", "second", chart, "--namespace", ns, "--reuse-values", "--set", "inlineVolumes=false,logging.level=3",
+		"--dry-run=server")
 	if err != nil || !strings.Contains(out, "--v=3") {
 		t.Errorf("upgrade: %v\n%s", err, out)
 	}
@@ -430,7 +438,8 @@ func TestUpgradeIsTried(t *testing.T) {
 		return out
 	}
 	before := history()
-	out, err := world.Helm(t.Context(), "upgrade", release, chart, "--namespace", driverNamespace, "--reuse-values", "--set", "logging.level=3", "--dry-run=server")
+	out, err := world.Helm(t.Context(), "upgrade", release, chart, "--namespace", driverNamespace, "--reuse-values", "--set", "logging.level=3",
+		"--dry-run=server")
 	if err != nil || !strings.Contains(out, "--v=3") {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -113,7 +113,8 @@ func TestTokensOfServiceAccounts(t *testing.T) {
 			if got := inSecrets(); got != where.inSecrets && (got != "" || where.inSecrets != "false") {
 				t.Fatalf("serviceAccountTokenInSecrets is %q", got)
 			}
-			podSpec{name: where.name, claims: map[string]string{"/v": "data"}, pod: "serviceAccountName: app", command: "echo x >/v/" + where.name + " && " + forever}.run(t, ns)
+			podSpec{name: where.name, claims: map[string]string{"/v": "data"}, pod: "serviceAccountName: app",
+				command: "echo x >/v/" + where.name + " && " + forever}.run(t, ns)
 			session := sessionOf(t, v).keys
 			requests := ""
 			eventually(t, "a publication to be logged that has the token where it is now", func() error {

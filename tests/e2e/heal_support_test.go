@@ -54,7 +54,8 @@ kind: Pod
 metadata: {name: %[1]s}
 spec:
   terminationGracePeriodSeconds: 1
-  containers: [{name: c, image: %[2]s, command: [sleep, "1000000"], volumeMounts: [{name: v, mountPath: /v, mountPropagation: %[3]s}, {name: v, mountPath: /s, subPath: dir, mountPropagation: %[3]s}]}]
+  containers: [{name: c, image: %[2]s, command: [sleep, "1000000"], volumeMounts: [{name: v, mountPath: /v, mountPropagation: %[3]s}, {name: v,
+     mountPath: /s, subPath: dir, mountPropagation: %[3]s}]}]
   volumes: [{name: v, persistentVolumeClaim: {claimName: %[1]s}}]`, name, cluster.Busybox, propagation))
 	p.container = podReady(t, ns, name).Status.ContainerStatuses[0].ContainerID
 	p.mount = mountOf(t, p.volume)

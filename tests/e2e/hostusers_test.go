@@ -88,7 +88,8 @@ func TestUserNamespaces(t *testing.T) {
 			if name != "host" {
 				mapped(t, name)
 			}
-			script := "stat -c %u:%g /v /v/file && cat /v/file && mkdir -p /v/dir && echo written >/v/dir/" + name + " && mv /v/dir/" + name + " /v/" + name + " && cat /v/" + name
+			script := "stat -c %u:%g /v /v/file && cat /v/file && mkdir -p /v/dir && echo written >/v/dir/" + name + " &&" +
+				" mv /v/dir/" + name + " /v/" + name + " && cat /v/" + name
 			if got := execute(t, ns, name, "sh", "-c", script); got != "0:0\n0:0\nof the volumewritten\n" {
 				t.Errorf("%s sees %q", name, got)
 			}

@@ -29,7 +29,8 @@ func workloadRole(t testing.TB, namespace, account, policy string, trusted ...st
 	for _, name := range trusted {
 		issuer.Subjects = append(issuer.Subjects, "system:serviceaccount:"+namespace+":"+name)
 	}
-	_, err := world.s3.SetRole(t.Context(), s3server.Role{Name: namespace + "." + account, Policy: policy, Trust: s3server.Trust{Issuers: []s3server.TrustedIssuer{issuer}}})
+	_, err := world.s3.SetRole(t.Context(), s3server.Role{Name: namespace + "." + account, Policy: policy,
+		Trust: s3server.Trust{Issuers: []s3server.TrustedIssuer{issuer}}})
 	if err != nil {
 		t.Fatal(err)
 	}

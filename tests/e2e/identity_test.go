@@ -25,7 +25,8 @@ import (
 func tenantPolicy(bucket, namespace string) string {
 	return fmt.Sprintf(`{"Version": "2012-10-17", "Statement": [
 		{"Effect": "Allow", "Action": ["s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetBucketTagging"], "Resource": "arn:aws:s3:::%[1]s"},
-		{"Effect": "Allow", "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], "Resource": ["arn:aws:s3:::%[1]s/%[2]s/*", "arn:aws:s3:::%[1]s/.s3-csi/*"]}]}`, bucket, namespace)
+		{"Effect": "Allow", "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], "Resource": ["arn:aws:s3:::%[1]s/%[2]s/*",
+   "arn:aws:s3:::%[1]s/.s3-csi/*"]}]}`, bucket, namespace)
 }
 
 // tenantClass is a class whose volumes work with the secret s3-keys of the claim's namespace.
@@ -180,7 +181,8 @@ func TestSecretRotation(t *testing.T) {
 		}
 	}
 	// The old user is allowed nothing any more, so what works has the new user's session.
-	if err := world.s3.SetPolicy(t.Context(), users[0], `{"Version": "2012-10-17", "Statement": [{"Effect": "Deny", "Action": "*", "Resource": "*"}]}`); err != nil {
+	if err := world.s3.SetPolicy(t.Context(),
+		users[0], `{"Version": "2012-10-17", "Statement": [{"Effect": "Deny", "Action": "*", "Resource": "*"}]}`); err != nil {
 		t.Fatal(err)
 	}
 	for name, v := range claims {

@@ -64,8 +64,9 @@ func TestInlineVolumes(t *testing.T) {
 		"secret": {attributes: attributes("secret/", "mountpoint-s3"), source: keysOf, command: "echo with a secret >/v/file"},
 		// What an author writes in kubelet's name is not what the driver gets.
 		"workload": {
-			attributes: attributes("workload/", "rclone", "roleARN", role, "csi.storage.k8s.io/pod.namespace", "kube-system", "csi.storage.k8s.io/serviceAccount.name", "admin"),
-			pod:        "serviceAccountName: app, securityContext: {runAsUser: 1000, runAsGroup: 1000, fsGroup: 2000}", command: "echo as the service account >/v/file",
+			attributes: attributes("workload/", "rclone", "roleARN", role, "csi.storage.k8s.io/pod.namespace", "kube-system", "csi.storage.k8s.io/serviceAccount.name",
+				"admin"),
+			pod: "serviceAccountName: app, securityContext: {runAsUser: 1000, runAsGroup: 1000, fsGroup: 2000}", command: "echo as the service account >/v/file",
 		},
 		"reader":   {attributes: attributes("reader/", "mountpoint-s3"), source: keysOf + ", readOnly: true", command: "cat /v/file"},
 		"driver":   {attributes: attributes("driver/", "mountpoint-s3", "credentials", "driver")},

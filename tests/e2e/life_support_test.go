@@ -16,7 +16,8 @@ func driverPod(t testing.TB) object {
 	t.Helper()
 	var pods []object
 	eventually(t, "the driver's pod", func() error {
-		pods = slices.DeleteFunc(list(t, "pods", driverNamespace, "-l", "app.kubernetes.io/component=node"), func(o object) bool { return o.Metadata.DeletionTimestamp != "" })
+		pods = slices.DeleteFunc(list(t, "pods", driverNamespace, "-l", "app.kubernetes.io/component=node"),
+			func(o object) bool { return o.Metadata.DeletionTimestamp != "" })
 		if len(pods) != 1 {
 			return fmt.Errorf("there are %d", len(pods))
 		}

@@ -71,7 +71,8 @@ func newWorkload(t testing.TB, ns, name, class string) *workload {
 	w := &workload{ns: ns, name: name, volume: bound(t, ns, name)}
 	w.bucket, w.prefix = place(t, w.volume)
 	put(t, w.bucket, w.prefix+"given", numbered(givenBlocks*4096))
-	w.container = podSpec{name: name, claims: map[string]string{"/v": name}, command: fmt.Sprintf(work, givenBlocks)}.run(t, ns).Status.ContainerStatuses[0].ContainerID
+	w.container = podSpec{name: name, claims: map[string]string{"/v": name}, command: fmt.Sprintf(work, givenBlocks)}.run(t,
+		ns).Status.ContainerStatuses[0].ContainerID
 	w.tmp = inside(t, ns, name, "/tmp")
 	w.mount = mountOf(t, w.volume)
 	w.processes = w.mount.processes()

@@ -120,7 +120,8 @@ func (w *environment) start(ctx context.Context) (err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	if w.s3, err = s3server.StartProcess(ctx, s3server.Options{Addr: net.JoinHostPort(w.MachineIP(), "9000"), STSAddr: net.JoinHostPort(w.MachineIP(), "9001"), Dir: dir}); err != nil {
+	if w.s3, err = s3server.StartProcess(ctx, s3server.Options{Addr: net.JoinHostPort(w.MachineIP(), "9000"), STSAddr: net.JoinHostPort(w.MachineIP(), "9001"),
+		Dir: dir}); err != nil {
 		return err
 	}
 	if w.slow, err = faultproxy.StartAt(net.JoinHostPort(w.MachineIP(), "9002"), w.s3.Endpoint()); err != nil {

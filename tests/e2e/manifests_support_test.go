@@ -92,7 +92,8 @@ func rendered(t *testing.T, namespace string, args ...string) string {
 }
 
 // tokensInContext is what the API server says of a driver that is installed for older ones.
-const tokensInContext = "Warning: spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes\n"
+const tokensInContext = "Warning: spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of " +
+	"tokens in volume attributes\n"
 
 // warned are the variants and overlays that are to be warned of, and the warning.
 var warned = map[string]string{"before-1.35": tokensInContext, "tokens-in-context": tokensInContext}

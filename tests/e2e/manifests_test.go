@@ -70,7 +70,8 @@ func TestVariantsOfTheChart(t *testing.T) {
 		})
 	}
 	for _, kind := range []string{
-		"ClusterRole", "ClusterRoleBinding", "ConfigMap", "CSIDriver", "DaemonSet", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor", "PrometheusRule", "Role", "RoleBinding",
+		"ClusterRole", "ClusterRoleBinding", "ConfigMap", "CSIDriver", "DaemonSet", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor",
+		"PrometheusRule", "Role", "RoleBinding",
 		"Secret", "Service", "ServiceAccount", "ServiceMonitor", "StorageClass",
 	} {
 		if !kinds[kind] {
@@ -106,7 +107,8 @@ func TestVariantsOfTheChart(t *testing.T) {
 	t.Run("restricted", func(t *testing.T) {
 		kubectl(t, "label", "namespace", ns, "pod-security.kubernetes.io/warn=restricted")
 		judged(t, rendered(t, ns, "--values", variants+"/controller-only.yaml"), "")
-		if warnings, err := dryRun(t.Context(), t, rendered(t, ns, "--values", variants+"/node-only.yaml")); err != nil || !strings.Contains(warnings, "hostPID=true") {
+		if warnings, err := dryRun(t.Context(), t, rendered(t, ns, "--values", variants+"/node-only.yaml")); err != nil ||
+			!strings.Contains(warnings, "hostPID=true") {
 			t.Errorf("the node's pods: %q %v", warnings, err)
 		}
 	})
@@ -148,7 +150,8 @@ func TestNotes(t *testing.T) {
 		},
 		"helm test": {`(?m)^Phase: +Succeeded$`, `(?m)^backend default \(http://s3\.storage\.svc:9000\)$`, yes("conditional writes (If-None-Match, If-Match)")},
 		"check --node": {
-			`(?m)^node$`, yes("the host's mount namespace"), yes("/dev/fuse"), yes("mounting FUSE"), yes("the launcher of helpers"), yes("mounts survive driver restarts"),
+			`(?m)^node$`, yes("the host's mount namespace"), yes("/dev/fuse"), yes("mounting FUSE"), yes("the launcher of helpers"),
+			yes("mounts survive driver restarts"),
 			yes("programs run from the host's directory"), yes("clients see the pids of their callers"), yes("the client mountpoint-s3"), yes("the client rclone"),
 			yes("DNS of backend default"),
 		},

@@ -18,7 +18,9 @@ func manyReady(t testing.TB, ns, bucket string, clients []string) time.Duration 
 	var sets strings.Builder
 	for _, client := range clients {
 		c := class(t, map[string]string{"bucketName": bucket, "prefix": client + "/", "client": client})
-		sets.WriteString(manyPods(setOf(client), eachMany, "", "volumeClaimTemplates: [{metadata: {name: v}, spec: {storageClassName: "+c+", accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}]"))
+		sets.WriteString(manyPods(setOf(client),
+			eachMany, "", "volumeClaimTemplates: [{metadata: {name: v}, spec: {storageClassName: "+c+", accessModes: [ReadWriteOnce], resources: {requests: "+
+				"{storage: 1Gi}}}}]"))
 	}
 	total := eachMany * len(clients)
 	began := time.Now()

@@ -26,7 +26,8 @@ func TestOffClusterController(t *testing.T) {
 		}
 		deploy(t)
 	})
-	if _, err := world.Helm(t.Context(), "upgrade", release, chart, "--namespace", driverNamespace, "--values", filepath.Join(world.Dir, "values.yaml"), "--set", "nodeComponentOnly=true"); err != nil {
+	if _, err := world.Helm(t.Context(), "upgrade", release, chart, "--namespace", driverNamespace, "--values", filepath.Join(world.Dir, "values.yaml"), "--set",
+		"nodeComponentOnly=true"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the controllers in the cluster to be gone", func() error {
@@ -85,9 +86,11 @@ backends:
       endpoint: %s
       kinds: [assumeRole, webIdentity, federationToken]
 `, world.s3.Endpoint(), world.s3.Region(), world.s3.STS())
-	err = errors.Join(os.Chmod(path, 0o755), os.Mkdir(dir.in("run"), 0o755), os.Chmod(dir.in("run"), 0o700), os.Chown(dir.in("run"), offClusterUser, offClusterUser),
+	err = errors.Join(os.Chmod(path, 0o755), os.Mkdir(dir.in("run"), 0o755), os.Chmod(dir.in("run"), 0o700),
+		os.Chown(dir.in("run"), offClusterUser, offClusterUser),
 		os.Mkdir(dir.in("bin"), 0o755), os.Symlink(os.Getenv("KUBECTL"), dir.in("bin/kubectl")),
-		rig.CopyProgram(filepath.Join(os.Getenv(rig.EnvBin), "s3-csi-driver"), dir.in("bin/s3-csi-driver")), rig.CopyProgram(world.Program("csi-provisioner"), dir.in("bin/csi-provisioner")),
+		rig.CopyProgram(filepath.Join(os.Getenv(rig.EnvBin), "s3-csi-driver"), dir.in("bin/s3-csi-driver")),
+		rig.CopyProgram(world.Program("csi-provisioner"), dir.in("bin/csi-provisioner")),
 		os.WriteFile(dir.in("config.yaml"), []byte(config), 0o644))
 	if err != nil {
 		t.Fatal(err)

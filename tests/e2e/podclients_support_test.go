@@ -38,7 +38,8 @@ spec:
 }
 
 // subPathUser is a container that has a directory of the volume alone, which kubelet makes, beside the whole volume.
-const subPathUser = `{name: busybox, image: "` + cluster.Busybox + `", command: [sleep, infinity], volumeMounts: [{name: data, mountPath: /data}, {name: data, mountPath: /sub, subPath: sub/dir}]}`
+const subPathUser = `{name: busybox, image: "` + cluster.Busybox + `", command: [sleep, infinity], volumeMounts: [{name: data, mountPath: /data}, ` +
+	`{name: data, mountPath: /sub, subPath: sub/dir}]}`
 
 // sidecar has the client as a sidecar that is started when it serves.
 func sidecar() string {

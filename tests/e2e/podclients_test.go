@@ -21,7 +21,8 @@ import (
 // The commands of sshfs for a server in its own container. For libfuse 3, which tries /dev/fuse before it executes fusermount3, an empty
 // file will do.
 const (
-	starterSSHFS    = "/usr/local/bin/s3-csi-fuse-starter --fd-passing-socket-path /fuse-fd-passing/fuse-csi-ephemeral.sock -- /usr/bin/sshfs root@localhost:/root/sshfs-example /dev/fd/3 -f"
+	starterSSHFS = "/usr/local/bin/s3-csi-fuse-starter --fd-passing-socket-path /fuse-fd-passing/fuse-csi-ephemeral.sock -- /usr/bin/sshfs " +
+		"root@localhost:/root/sshfs-example /dev/fd/3 -f"
 	fusermountSSHFS = "touch /dev/fuse; exec /usr/bin/sshfs root@localhost:/root/sshfs-example /tmp -f"
 )
 
@@ -42,7 +43,8 @@ wait -n
 // in them, as docs/reference/pod-clients.md has it.
 func importPodClients(t *testing.T) {
 	t.Helper()
-	for program, pkg := range map[string]string{"/usr/bin/sshfs": "sshfs", "/usr/sbin/sshd": "openssh-server", "/usr/bin/ssh": "openssh-client", "/usr/bin/curl": "curl"} {
+	for program, pkg := range map[string]string{"/usr/bin/sshfs": "sshfs", "/usr/sbin/sshd": "openssh-server", "/usr/bin/ssh": "openssh-client",
+		"/usr/bin/curl": "curl"} {
 		if _, err := os.Stat(program); err != nil {
 			t.Skipf("needs the package %s: make setup installs it: %v", pkg, err)
 		}
@@ -64,11 +66,13 @@ func importPodClients(t *testing.T) {
 	client := func(name, command string) cluster.Image {
 		return cluster.Image{ // of one layer for both names
 			Name: name, Files: files, Dirs: []string{"tmp", "run/sshd"}, Cmd: []string{command},
-			Links: map[string]string{"bin/sh": "busybox", "bin/mkdir": "busybox", "bin/sleep": "busybox", "bin/touch": "busybox", "bin/mount": "busybox", "bin/grep": "busybox"},
+			Links: map[string]string{"bin/sh": "busybox", "bin/mkdir": "busybox", "bin/sleep": "busybox", "bin/touch": "busybox", "bin/mount": "busybox",
+				"bin/grep": "busybox"},
 			Texts: map[string]string{
-				"etc/passwd":              "root:*:0:0:root:/root:/bin/bash\nsshd:*:100:65534::/run/sshd:/bin/sh\n",
-				"etc/nsswitch.conf":       "hosts: files dns\n",
-				"etc/ssh/sshd_config":     "HostKey /etc/ssh/host\nAuthorizedKeysFile /root/.ssh/user.pub\nAuthenticationMethods publickey\nUsePAM no\nSubsystem sftp internal-sftp\n",
+				"etc/passwd":        "root:*:0:0:root:/root:/bin/bash\nsshd:*:100:65534::/run/sshd:/bin/sh\n",
+				"etc/nsswitch.conf": "hosts: files dns\n",
+				"etc/ssh/sshd_config": "HostKey /etc/ssh/host\nAuthorizedKeysFile /root/.ssh/user.pub\nAuthenticationMethods publickey\nUsePAM no\nSubsystem sftp " +
+					"internal-sftp\n",
 				"root/.ssh/config":        "IdentityFile /root/.ssh/user\nStrictHostKeyChecking no\n",
 				"root/sshfs-example/file": "content",
 				"starter.sh":              overSSH(starterSSHFS),
@@ -143,7 +147,8 @@ func mountpointByFusermount() string {
     image: `+fusermountImage+`
     imagePullPolicy: IfNotPresent
     command: ["/bin/bash"]
-    args: ["-c", "./configure_minio.sh && mount-s3 test-bucket /tmp --endpoint-url \"http://localhost:9000\" -d --allow-other --auto-unmount --foreground --force-path-style"]
+    args: ["-c",
+      "./configure_minio.sh && mount-s3 test-bucket /tmp --endpoint-url \"http://localhost:9000\" -d --allow-other --auto-unmount --foreground --force-path-style"]
     env:
     - {name: FUSERMOUNT3PROXY_FDPASSING_SOCKPATH, value: "/fusermount3-proxy/fuse-csi-ephemeral.sock"}
     - {name: AWS_ACCESS_KEY_ID, value: "minioadmin"}

@@ -35,7 +35,8 @@ spec:
     metadata: {labels: {app: %[1]s}}
     spec:
       terminationGracePeriodSeconds: 1
-      containers: [{name: c, image: %[2]s, command: [sh, -c, "echo started >/v/start-$(cat /proc/sys/kernel/random/uuid) && %[3]s"], volumeMounts: [{name: v, mountPath: /v}]}]
+      containers: [{name: c, image: %[2]s, command: [sh, -c, "echo started >/v/start-$(cat /proc/sys/kernel/random/uuid) && %[3]s"],
+        volumeMounts: [{name: v, mountPath: /v}]}]
       volumes: [{name: v, persistentVolumeClaim: {claimName: %[1]s}}]`, name, cluster.Busybox, forever))
 	kubectl(t, "rollout", "status", "-n", ns, "deployment/"+name, "--timeout="+patience.String())
 	return s

@@ -127,9 +127,11 @@ func TestClaimsThatFail(t *testing.T) {
 		{"bad-name", map[string]string{"bucketName": "Not_A_Bucket"}, []string{"InvalidArgument", "parameters.bucketName"}},
 		{"misspelt", map[string]string{"bucketname": b}, []string{"InvalidArgument", "parameters.bucketname", "the nearest is bucketName"}},
 		{"bad-value", map[string]string{"bucketName": b, "onDelete": "remove"}, []string{"InvalidArgument", "parameters.onDelete", "requireEmpty"}},
-		{"no-backend", map[string]string{"bucketName": b, "backend": "elsewhere"}, []string{"FailedPrecondition", "no backend \"elsewhere\"", "default, minio, slow, tenants"}},
+		{"no-backend", map[string]string{"bucketName": b, "backend": "elsewhere"},
+			[]string{"FailedPrecondition", "no backend \"elsewhere\"", "default, minio, slow, tenants"}},
 		{"no-client", map[string]string{"bucketName": b, "client": "s3fs"}, []string{"InvalidArgument", "parameters.client", "mountpoint-s3, rclone"}},
-		{"not-an-option", map[string]string{"bucketName": b, "client": "rclone", "mountOptions": "debug-all"}, []string{"InvalidArgument", "debug-all", "did you mean \"debug\""}},
+		{"not-an-option", map[string]string{"bucketName": b, "client": "rclone", "mountOptions": "debug-all"},
+			[]string{"InvalidArgument", "debug-all", "did you mean \"debug\""}},
 	}
 	for _, c := range claims {
 		claim(t, ns, c.name, class(t, c.parameters), "ReadWriteMany")
@@ -195,7 +197,8 @@ func TestStaticVolume(t *testing.T) {
 	b := bucket(t)
 	put(t, b, "some/where/file", "from elsewhere")
 	put(t, b, "some/whereabouts", "outside")
-	v := staticClaim{name: "static", handle: "anything-" + ns, mode: "ReadWriteMany", attributes: map[string]string{"bucketName": b, "prefix": "some/where", "client": "rclone"}}.make(t, ns)
+	v := staticClaim{name: "static", handle: "anything-" + ns, mode: "ReadWriteMany",
+		attributes: map[string]string{"bucketName": b, "prefix": "some/where", "client": "rclone"}}.make(t, ns)
 	podSpec{name: "p", claims: map[string]string{"/v": "static"}, command: "echo written >/v/new && " + forever}.run(t, ns)
 	if got := execute(t, ns, "p", "sh", "-c", "cd /v && ls && cat file"); got != "file\nnew\nfrom elsewhere" {
 		t.Errorf("the pod has %q", got)
@@ -246,7 +249,8 @@ spec:
   accessModes: [%s]
   persistentVolumeReclaimPolicy: Retain
   claimRef: {namespace: %s, name: %s}
-  csi: {%s}`, name, s.mode, namespace, s.name, join("driver: "+csiName, fmt.Sprintf("volumeHandle: %q", s.handle), "volumeAttributes: "+string(attributes), s.more)))
+  csi: {%s}`, name, s.mode, namespace, s.name,
+		join("driver: "+csiName, fmt.Sprintf("volumeHandle: %q", s.handle), "volumeAttributes: "+string(attributes), s.more)))
 	t.Cleanup(func() { kubectl(t, "delete", "pv", name, "--ignore-not-found", "--wait=false") }) // it goes when its claim has, with the namespace
 	claim(t, namespace, s.name, "", s.mode)
 	bound(t, namespace, s.name)

@@ -29,7 +29,8 @@ func TestControllersInARoleAnswerAsTheTokenServiceDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	config := filepath.Join(t.TempDir(), "config.yaml")
-	text := fmt.Sprintf("backends:\n  default:\n    endpoint: %s\n    controllerRoleARN: %s\n    sts: {endpoint: %q}\n    allow: [{namespaces: [team-*]}]\n", s.Endpoint(), role, s.STS())
+	text := fmt.Sprintf("backends:\n  default:\n    endpoint: %s\n    controllerRoleARN: %s\n    sts: {endpoint: %q}\n    allow: [{namespaces: [team-*]}]\n",
+		s.Endpoint(), role, s.STS())
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +42,8 @@ func TestControllersInARoleAnswerAsTheTokenServiceDoes(t *testing.T) {
 	}
 	start := func() (connection, *process) {
 		endpoint, _ := socket(t)
-		p := launch(t, environment(s, "AWS_ACCESS_KEY_ID="+user.AccessKeyID, "AWS_SECRET_ACCESS_KEY="+user.SecretAccessKey), "controller", "--endpoint="+endpoint, "--config="+config, "--v=10")
+		p := launch(t, environment(s, "AWS_ACCESS_KEY_ID="+user.AccessKeyID, "AWS_SECRET_ACCESS_KEY="+user.SecretAccessKey), "controller", "--endpoint="+endpoint,
+			"--config="+config, "--v=10")
 		c := dial(t, endpoint)
 		p.ready(t, c)
 		return c, p

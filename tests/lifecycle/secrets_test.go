@@ -115,7 +115,8 @@ func (c *canaries) inFiles(n *rigtest.Node) {
 func TestNoSecretIsEverShown(t *testing.T) {
 	t.Parallel()
 	c := &canaries{t: t, words: map[string]string{}}
-	server := rigtest.StartServer(t, s3server.Options{RootAccessKey: "AKIAROOTOFTHETEST0001", RootSecretKey: c.add("the driver's own key", "canary/driver+secret==0001")})
+	server := rigtest.StartServer(t, s3server.Options{RootAccessKey: "AKIAROOTOFTHETEST0001",
+		RootSecretKey: c.add("the driver's own key", "canary/driver+secret==0001")})
 	n := rigtest.On(t, server)
 	config := filepath.Join(n.Dir, "config.yaml")
 	if err := os.WriteFile(config, []byte(fmt.Sprintf("backends: {secrets: {endpoint: %q, controllerCredentials: secret}}\n", n.Endpoint())), 0o600); err != nil {
@@ -222,7 +223,8 @@ func (c *canaries) failingCalls(d *rig.Driver, publish func(*csi.Volume, string,
 		c.inError(err)
 		_, err = d.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: given.GetVolumeId(), Secrets: secrets})
 		c.inError(err)
-		_, err = d.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: given.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{rig.Writer()}, Secrets: secrets})
+		_, err = d.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: given.GetVolumeId(),
+			VolumeCapabilities: []*csi.VolumeCapability{rig.Writer()}, Secrets: secrets})
 		c.inError(err)
 		_, err = d.NodePublishVolume(ctx, publish(given, fmt.Sprintf("bad-%d", i), secrets))
 		c.inError(err)
@@ -256,7 +258,8 @@ func TestTheDriversOwnRefusedCredentialsAreNotShown(t *testing.T) {
 	s := rigtest.StartServer(t, s3server.Options{})
 	endpoint, _ := socket(t)
 	http := port(t)
-	p := launch(t, append(environment(s), "AWS_SECRET_ACCESS_KEY="+c.add("the key", "canary/own+key==0001"), "AWS_SESSION_TOKEN="+c.add("the session token", "canary/own+token==0002")),
+	p := launch(t, append(environment(s), "AWS_SECRET_ACCESS_KEY="+c.add("the key", "canary/own+key==0001"),
+		"AWS_SESSION_TOKEN="+c.add("the session token", "canary/own+token==0002")),
 		"controller", "--endpoint="+endpoint, "--http-endpoint="+http, "--v=10", "--logging-format=json")
 	d := dial(t, endpoint)
 	p.ready(t, d)

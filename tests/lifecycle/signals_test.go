@@ -215,7 +215,8 @@ func TestASecondNodeWithTheSameStateDirectoryIsRefused(t *testing.T) {
 	target := n.Target("a")
 	rigtest.Publish(t, d, v, target)
 	endpoint, path := socket(t)
-	second := launch(t, environment(n.Server), "node", "--launcher=process", "--endpoint="+endpoint, "--state-dir="+n.State, "--cache-dir="+n.Cache, "--default-client="+rigtest.Client)
+	second := launch(t, environment(n.Server), "node", "--launcher=process", "--endpoint="+endpoint, "--state-dir="+n.State, "--cache-dir="+n.Cache,
+		"--default-client="+rigtest.Client)
 	if code := second.exit(t); code == 0 {
 		t.Error("exit code 0")
 	}

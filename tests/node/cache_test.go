@@ -149,7 +149,8 @@ func TestACacheIsBounded(t *testing.T) {
 	// It is looked at now and then, so for a while there is more.
 	defer func() {
 		if t.Failed() {
-			out, err := exec.CommandContext(context.Background(), "sh", "-c", "cd $0 && find . -type f -printf '%k KiB of %s, read %A+: %p\n'; ls -l /proc/$1/fd", dir, fmt.Sprint(e.client(rclone).PID)).CombinedOutput()
+			out, err := exec.CommandContext(context.Background(), "sh", "-c", "cd $0 && find . -type f -printf '%k KiB of %s, read %A+: %p\n'; ls -l /proc/$1/fd", dir,
+				fmt.Sprint(e.client(rclone).PID)).CombinedOutput()
 			t.Logf("the cache has, %v:\n%s", err, out)
 		}
 	}()

@@ -58,7 +58,8 @@ func serveDeclared(t *testing.T, fuse, command string, c fuseclients.Case) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if uid, _ := strconv.Atoi(strings.Fields(process.Field("Uid"))[0]); uid < e.FirstUID || process.Field("CapEff") != "0000000000000000" || process.Field("NoNewPrivs") != "1" {
+	if uid, _ := strconv.Atoi(strings.Fields(process.Field("Uid"))[0]); uid < e.FirstUID || process.Field("CapEff") != "0000000000000000" ||
+		process.Field("NoNewPrivs") != "1" {
 		t.Errorf("it runs as uid %d, with the capabilities %s", uid, process.Field("CapEff"))
 	}
 	use := e.used(v, target, debian, "declared/")

@@ -39,7 +39,8 @@ func TestInjectionIsRefused(t *testing.T) {
 	}
 	// Static volumes may have been written for the AWS driver, whose words these are: see TestWordsOfTheAWSDriverReachNoClient. They
 	// are refused as all others with a volume of this driver's own.
-	understood := []string{"-f", "--region=eu-north-1", "--allow-root", "--auto-unmount", "--log-directory=/etc", "--cache=/etc", "--uid=0", "--read-only", " debug", "debug ", "--storage-class  STANDARD"}
+	understood := []string{"-f", "--region=eu-north-1", "--allow-root", "--auto-unmount", "--log-directory=/etc", "--cache=/etc", "--uid=0", "--read-only",
+		" debug", "debug ", "--storage-class  STANDARD"}
 	elsewhere := []string{"--endpoint-url=http://127.0.0.1:1", "endpoint-url=http://127.0.0.1:1"}
 	for _, client := range clients {
 		v := static("v", client)
@@ -77,7 +78,8 @@ func TestWordsOfTheAWSDriverReachNoClient(t *testing.T) {
 	e := start(t)
 	for _, client := range clients {
 		v := static("v-"+client, client)
-		target := e.publish(v, client, flags("-f", "--region="+e.Region(), "--allow-root", "--auto-unmount", "--log-directory=/etc/log", "--cache=/etc/cache", "--uid=1000", "--read-only", " debug ",
+		target := e.publish(v, client, flags("-f", "--region="+e.Region(), "--allow-root", "--auto-unmount", "--log-directory=/etc/log", "--cache=/etc/cache",
+			"--uid=1000", "--read-only", " debug ",
 			"--storage-class  STANDARD", "--debug-crt", "--user-agent-prefix=x", "aws-max-attempts 99", "endpoint-url "+e.proxy.Endpoint()))
 		argv := strings.Split(strings.TrimRight(read(t, fmt.Sprintf("/proc/%d/cmdline", e.client(client).PID)), "\x00"), "\x00")
 		for _, arg := range argv {
@@ -135,7 +137,8 @@ func TestMalformedRequestsAreRefused(t *testing.T) {
 		{"an over-long volume id", &csi.Volume{VolumeId: strings.Repeat("x", 129), VolumeContext: good.GetVolumeContext()}, "volume_id", nil},
 		{"a control character in the id", &csi.Volume{VolumeId: "a\nb", VolumeContext: good.GetVolumeContext()}, "volume_id", nil},
 		{"a handle that says nothing and no bucket", &csi.Volume{VolumeId: "v"}, "bucketName", nil},
-		{"an id that contradicts the context", &csi.Volume{VolumeId: "default:volumes/x/", VolumeContext: map[string]string{"bucketName": "other"}}, "bucketName", nil},
+		{"an id that contradicts the context", &csi.Volume{VolumeId: "default:volumes/x/", VolumeContext: map[string]string{"bucketName": "other"}}, "bucketName",
+			nil},
 		{"a bad bucket", context("bucketName", "../x"), "bucketName", nil},
 		{"a prefix that climbs", context("prefix", "a/../b/"), "prefix", nil},
 		{"an absolute prefix", context("prefix", "/a/"), "prefix", nil},

@@ -79,7 +79,8 @@ func memoryFile(group, v1, v2 string) string {
 func (e *env) unitOf(volume string) string {
 	e.t.Helper()
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return filepath.Dir(m.Mountpoint) != filepath.Join(e.State, "sources") || !strings.HasPrefix(m.Source, "s3csi:"+volume+":") || strings.Contains(filepath.Base(m.Mountpoint), "."), false
+		return filepath.Dir(m.Mountpoint) != filepath.Join(e.State, "sources") || !strings.HasPrefix(m.Source, "s3csi:"+volume+":") ||
+			strings.Contains(filepath.Base(m.Mountpoint), "."), false
 	})
 	if err != nil || len(mounts) != 1 {
 		e.t.Fatalf("the mounts of volume %s: %v, %v", volume, mounts, err)
@@ -282,7 +283,8 @@ func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
 		if now := property(t, e.unitOf("modest"), "MainPID"); now != neighbour {
 			t.Errorf("the neighbour's helper was %s and is %s", neighbour, now)
 		}
-		e.logged("Client exited, restarting it", `volume="greedy"`, `reason="oom"`, "OOM-killed", "the memoryLimit of its volume is "+strings.TrimSuffix(greed[client].limit, "Mi")+" MiB")
+		e.logged("Client exited, restarting it", `volume="greedy"`, `reason="oom"`, "OOM-killed",
+			"the memoryLimit of its volume is "+strings.TrimSuffix(greed[client].limit, "Mi")+" MiB")
 		if n := e.count("s3csi_mount_restarts_total", client, "oom"); n != 1 {
 			t.Errorf("%v OOM restarts are counted", n)
 		}

@@ -64,7 +64,8 @@ func TestHealingTakesNoLockOffWhatIsMountedBelow(t *testing.T) {
 			"writable": {[]containers.Mount{{Source: hostPath, Target: "/given"}}, false, [][2]string{{"/given", "/data/x"}}, "/data/x", true},
 		} {
 			c := containers.Start(t, containers.Options{
-				PodUID: podUID, Capabilities: true, ReadOnlyRoot: tc.root, Own: map[string]string{"own/file": "its own"}, Mounts: append([]containers.Mount{{Source: target, Target: "/data"}}, tc.mounts...),
+				PodUID: podUID, Capabilities: true, ReadOnlyRoot: tc.root, Own: map[string]string{"own/file": "its own"},
+				Mounts: append([]containers.Mount{{Source: target, Target: "/data"}}, tc.mounts...),
 			})
 			if err := c.Nest(t.Context()); err != nil {
 				t.Skipf("needs user namespaces in containers: %v", err)

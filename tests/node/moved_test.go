@@ -46,7 +46,8 @@ func TestTimedMoveOfABackend(t *testing.T) {
 		m := &mounted{client: client, target: e.podTarget(fmt.Sprintf("0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d61%d", i), "pv")}
 		e.publishAt(static(name, client), m.target)
 		pod := containers.Start(t, containers.Options{
-			PodUID: fmt.Sprintf("0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d61%d", i), Mounts: []containers.Mount{{Source: m.target, Target: "/data"}}, Own: map[string]string{"data/file": "its own"},
+			PodUID: fmt.Sprintf("0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d61%d", i), Mounts: []containers.Mount{{Source: m.target, Target: "/data"}},
+			Own: map[string]string{"data/file": "its own"},
 		})
 		m.watch = pod.Watch("/data/file")
 		var err error

@@ -121,7 +121,8 @@ func TestAContainerInAUserNamespaceHealsWhatItMayWriteTo(t *testing.T) {
 		v := static("lesser", client)
 		target := e.podTarget(podUID, "pv")
 		e.publishAt(v, target)
-		options := containers.Options{PodUID: podUID, UserNamespace: true, Mounts: []containers.Mount{{Source: target, Target: "/data"}, {Source: target, Target: "/ro", ReadOnly: true}}}
+		options := containers.Options{PodUID: podUID, UserNamespace: true, Mounts: []containers.Mount{{Source: target, Target: "/data"},
+			{Source: target, Target: "/ro", ReadOnly: true}}}
 		pod := containers.Start(t, options)
 		for _, path := range []string{"/data/file", "/ro/file"} {
 			reads(t, pod, eventually, path, "content")

@@ -27,7 +27,8 @@ func TestAProxyWhosePasswordChangesDuringADrain(t *testing.T) {
 	p := startForwardProxy(t, "driver:"+first, map[string]string{host + ":80": upstream.Host})
 	login, config := filepath.Join(t.TempDir(), "proxy"), filepath.Join(e.Dir, "config.yaml")
 	write(t, login, "driver:"+first)
-	write(t, config, fmt.Sprintf("backends:\n  default:\n    endpoint: http://%s\n    region: %s\n    addressing: path\n    proxy: {url: %q, credentialsFile: %q}\n", host, e.Rig.S3.Region, p.URL, login))
+	write(t, config, fmt.Sprintf("backends:\n  default:\n    endpoint: http://%s\n    region: %s\n    addressing: path\n    proxy: {url: %q, credentialsFile: "+
+		"%q}\n", host, e.Rig.S3.Region, p.URL, login))
 	e.Driver = e.Drive(t, "node", "--config="+config)
 	v := static("proxy-drain", rclone)
 	target := e.publish(v, "proxy-drain")

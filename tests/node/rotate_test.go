@@ -80,7 +80,8 @@ func TestASecretThatWasRotatedTooLate(t *testing.T) {
 		second := e.anotherKey("owner")
 		v, target := static("late", client), e.podTarget(pod, "pv")
 		e.publishAt(v, target, secrets(first))
-		c := containers.Start(t, containers.Options{PodUID: pod, Mounts: []containers.Mount{{Source: target, Target: "/data"}}, Own: map[string]string{"data/file": "its own"}})
+		c := containers.Start(t, containers.Options{PodUID: pod, Mounts: []containers.Mount{{Source: target, Target: "/data"}},
+			Own: map[string]string{"data/file": "its own"}})
 		write(t, filepath.Join(target, "file"), "content")
 		e.await(10*time.Second, "the upload", func() bool { return len(e.Keys(t, bucket, "late/file")) == 1 })
 		e.revoke("owner", first)
@@ -116,7 +117,8 @@ func TestARotatedSecretOfASharedMount(t *testing.T) {
 		e.Put(t, bucket, "both/file", "content")
 		e.publishAt(v, a, secrets(first))
 		b := e.publish(v, "b", secrets(first))
-		c := containers.Start(t, containers.Options{PodUID: pod, Mounts: []containers.Mount{{Source: a, Target: "/data"}}, Own: map[string]string{"data/file": "its own"}})
+		c := containers.Start(t, containers.Options{PodUID: pod, Mounts: []containers.Mount{{Source: a, Target: "/data"}},
+			Own: map[string]string{"data/file": "its own"}})
 		watch := c.Watch("/data/file")
 		open, err := os.Open(filepath.Join(a, "file"))
 		if err != nil {

@@ -109,7 +109,8 @@ func TestReadOnlyIsOfThePublicationOrOfTheVolume(t *testing.T) {
 		}
 		e.unpublish(locked, target)
 
-		for _, m := range []csi.VolumeCapability_AccessMode_Mode{csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY} {
+		for _, m := range []csi.VolumeCapability_AccessMode_Mode{csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+			csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY} {
 			target := e.publish(v, "reader", mode(m))
 			if err := os.WriteFile(filepath.Join(target, "other"), nil, 0o644); !errors.Is(err, unix.EROFS) {
 				t.Errorf("writing with access mode %s: %v", m, err)

@@ -39,20 +39,21 @@ func TestAClientWithStaticKeysServes(t *testing.T) {
 	target := e.publish(v, "keys", secrets(secret))
 	write(t, filepath.Join(target, "file"), "content")
 	e.keysOnlyIn(e.s3fs(), secret)
-	fuseclients.Get(t, "s3fs", fuseclients.Declared, fuseclients.Fusermount).Use(t, fuseclients.Volume{Dir: target, Stored: e.Stored(t, bucket, "keys/"), Restart: func() {
-		rigtest.Kill(t, e.s3fs())
-		e.awaitRead(eventually, filepath.Join(target, "file"), "content")
-		e.keysOnlyIn(e.s3fs(), secret)
-	}, Renew: func() bool {
-		before, second := e.s3fs(), e.anotherKey("owner")
-		e.publish(v, "keys", secrets(second))
-		e.awaitOther(s3fs, before)
-		e.revoke("owner", secret)
-		return e.s3fs() == before
-	}, Unpublish: func() {
-		write(t, filepath.Join(target, "last"), strings.Repeat("last", 4<<20)) // more than a mount's directory of state holds
-		e.unpublish(v, target)
-	}})
+	fuseclients.Get(t, "s3fs", fuseclients.Declared, fuseclients.Fusermount).Use(t,
+		fuseclients.Volume{Dir: target, Stored: e.Stored(t, bucket, "keys/"), Restart: func() {
+			rigtest.Kill(t, e.s3fs())
+			e.awaitRead(eventually, filepath.Join(target, "file"), "content")
+			e.keysOnlyIn(e.s3fs(), secret)
+		}, Renew: func() bool {
+			before, second := e.s3fs(), e.anotherKey("owner")
+			e.publish(v, "keys", secrets(second))
+			e.awaitOther(s3fs, before)
+			e.revoke("owner", secret)
+			return e.s3fs() == before
+		}, Unpublish: func() {
+			write(t, filepath.Join(target, "last"), strings.Repeat("last", 4<<20)) // more than a mount's directory of state holds
+			e.unpublish(v, target)
+		}})
 	if got := e.Object(t, bucket, "keys/last"); len(got) != 16<<20 {
 		t.Errorf("the last file has %d bytes", len(got))
 	}
@@ -84,7 +85,8 @@ func (e *env) keysOnlyIn(client rig.Process, secret map[string]string) {
 	e.t.Helper()
 	of := func(p rig.Process, file string) string { return read(e.t, fmt.Sprintf("/proc/%d/%s", p.PID, file)) }
 	env := strings.Split(of(client, "environ"), "\x00")
-	for name, want := range map[string]string{"AWS_ACCESS_KEY_ID": secret["accessKeyID"], "AWS_SECRET_ACCESS_KEY": secret["secretAccessKey"], "AWS_CONTAINER_AUTHORIZATION_TOKEN": "", "AWS_EC2_METADATA_DISABLED": "true"} {
+	for name, want := range map[string]string{"AWS_ACCESS_KEY_ID": secret["accessKeyID"], "AWS_SECRET_ACCESS_KEY": secret["secretAccessKey"],
+		"AWS_CONTAINER_AUTHORIZATION_TOKEN": "", "AWS_EC2_METADATA_DISABLED": "true"} {
 		got := ""
 		for _, variable := range env {
 			if n, value, _ := strings.Cut(variable, "="); n == name {

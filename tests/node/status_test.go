@@ -45,7 +45,8 @@ func TestStatus(t *testing.T) {
 		uid := "0b1f6f3c-2f0e-4b5e-9d6c-0a4ff4c1f7a1"
 		target := e.publish(v, kubeletTarget(uid, "pv-1"), ofPod("team-a", "web-0"))
 		m := e.awaitStatus(v, "the helper's status", func(m status.Mount) bool { return m.Memory != nil })
-		if m.State != status.Healthy || m.Client.Name != client || m.Client.Version == "" || m.Client.PID != e.client(client).PID || m.Bucket != bucket || m.Prefix != "status/" {
+		if m.State != status.Healthy || m.Client.Name != client || m.Client.Version == "" || m.Client.PID != e.client(client).PID || m.Bucket != bucket ||
+			m.Prefix != "status/" {
 			t.Errorf("%+v", m)
 		}
 		if m.Memory.UsedBytes < 1<<20 || (m.Memory.LimitBytes != 0) != (e.Launcher == rig.LauncherSystemd) {

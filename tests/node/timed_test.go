@@ -130,7 +130,8 @@ func TestTimedHealOfContainers(t *testing.T) {
 			{Source: target, Target: "/slave", Propagation: "rslave"}, {Source: t.TempDir(), Target: "/data/sub"},
 		}
 		pod := containers.Start(t, containers.Options{PodUID: podUID, Mounts: mounts, Own: map[string]string{"data/file": "its own"}})
-		stranger := containers.Start(t, containers.Options{PodUID: otherPodUID, Cgroup: containers.CgroupSystemd, Mounts: mounts[:1], Own: map[string]string{"data/file": "its own"}})
+		stranger := containers.Start(t, containers.Options{PodUID: otherPodUID, Cgroup: containers.CgroupSystemd, Mounts: mounts[:1],
+			Own: map[string]string{"data/file": "its own"}})
 		good := map[string]string{"/data/file": "content", "/ro/file": "content", "/sub/file": "in sub", "/slave/file": "content"}
 		watches := map[string]*containers.Watch{}
 		for path, content := range good {
@@ -315,7 +316,8 @@ func TestTimedUnpublishDuringAHeal(t *testing.T) {
 			e.publishAt(v, stays)
 			e.publishAt(v, goes)
 			pod := containers.Start(t, containers.Options{PodUID: podUID, Mounts: []containers.Mount{{Source: stays, Target: "/data"}}})
-			going := containers.Start(t, containers.Options{PodUID: otherPodUID, Cgroup: containers.CgroupSystemd, Mounts: []containers.Mount{{Source: goes, Target: "/data"}}})
+			going := containers.Start(t, containers.Options{PodUID: otherPodUID, Cgroup: containers.CgroupSystemd,
+				Mounts: []containers.Mount{{Source: goes, Target: "/data"}}})
 			w := pod.Watch("/data/file")
 			rigtest.Kill(e.t, e.client(client))
 			died := pressure.Now()

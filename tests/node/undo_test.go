@@ -123,7 +123,8 @@ func TestVolumesThatCannotBeReached(t *testing.T) {
 	}{
 		{"a wrong secret key", nil, other("secretAccessKey", canary), codes.Unauthenticated, []string{"SignatureDoesNotMatch"}},
 		{"an unknown access key", nil, other("accessKeyID", "AKIAUNKNOWN000000000"), codes.Unauthenticated, nil},
-		{"a user without rights", nil, map[string]string{"accessKeyID": blind.AccessKeyID, "secretAccessKey": blind.SecretAccessKey}, codes.PermissionDenied, []string{bucket}},
+		{"a user without rights", nil, map[string]string{"accessKeyID": blind.AccessKeyID, "secretAccessKey": blind.SecretAccessKey}, codes.PermissionDenied,
+			[]string{bucket}},
 		{"no bucket", static("v", "", "bucketName", "no-such-bucket"), nil, codes.NotFound, []string{"no-such-bucket"}},
 		{"no backend", static("v", "", "backend", "elsewhere"), nil, codes.FailedPrecondition, []string{"elsewhere"}},
 		{"no secret", static("v", "", "credentials", "secret"), nil, codes.FailedPrecondition, []string{"nodePublishSecretRef"}},

@@ -86,7 +86,8 @@ func TestUsageIsReportedAgainstTheRecordedSize(t *testing.T) {
 			}
 			if kind != "static" {
 				// The size at the time of the measurement counts, not that at the creation.
-				resp, err := e.ControllerExpandVolume(rigtest.Context(t, time.Minute), &csi.ControllerExpandVolumeRequest{VolumeId: v.GetVolumeId(), CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
+				resp, err := e.ControllerExpandVolume(rigtest.Context(t, time.Minute), &csi.ControllerExpandVolumeRequest{VolumeId: v.GetVolumeId(),
+					CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
 				if err != nil || resp.GetCapacityBytes() != size {
 					t.Fatalf("%v, %v", resp, err)
 				}

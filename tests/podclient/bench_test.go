@@ -17,7 +17,8 @@ import (
 // started through three programs that stand for its container.
 func BenchmarkColdPublish(b *testing.B) {
 	for _, c := range foreignClients(b) {
-		b.Run(c.Client+"/"+map[string]string{fuseclients.Starter: "starter", fuseclients.Fusermount: "fusermount"}[c.Way], func(b *testing.B) { measureColdPublish(b, c) })
+		b.Run(c.Client+"/"+map[string]string{fuseclients.Starter: "starter", fuseclients.Fusermount: "fusermount"}[c.Way],
+			func(b *testing.B) { measureColdPublish(b, c) })
 	}
 }
 

@@ -98,7 +98,8 @@ func TestHostileClients(t *testing.T) {
 }
 
 func everyHostileClient(t *testing.T, e *env, control *pod) {
-	given := []string{neverReads, hostile.NeverAnswers, hostile.Garbage, hostile.ExitsAfterInit, hostile.HangsAfterInit, hostile.HangsOnStat, hostile.FailsThenHangs}
+	given := []string{neverReads, hostile.NeverAnswers, hostile.Garbage, hostile.ExitsAfterInit, hostile.HangsAfterInit, hostile.HangsOnStat,
+		hostile.FailsThenHangs}
 	for i, kind := range given { // the driver ends the connection
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()

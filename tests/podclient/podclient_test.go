@@ -162,7 +162,8 @@ func TestTheExample(t *testing.T) {
 	p.publish()
 	var args []string
 	for _, arg := range o.Spec.InitContainers[0].Command {
-		for old, now := range map[string]string{"/usr/local/bin/s3-csi-": e.Clients + "/s3-csi-", "/fuse-fd-passing/data.sock": p.shortSocket(), "us-west-2": e.Rig.S3.Region} {
+		for old, now := range map[string]string{"/usr/local/bin/s3-csi-": e.Clients + "/s3-csi-", "/fuse-fd-passing/data.sock": p.shortSocket(),
+			"us-west-2": e.Rig.S3.Region} {
 			arg = strings.ReplaceAll(arg, old, now)
 		}
 		if arg == "reference" {
@@ -301,9 +302,10 @@ func TestRefusals(t *testing.T) {
 	}{
 		"another attribute": {attribute("bucketName", "b"), codes.InvalidArgument, "volume_context.bucketName"},
 		"a path":            {attribute(podvolume.AttributeSocket, "../x"), codes.InvalidArgument, podvolume.AttributeSocket},
-		"one only":          {func(r *csi.NodePublishVolumeRequest) { delete(r.GetVolumeContext(), podvolume.AttributeSocket) }, codes.InvalidArgument, podvolume.AttributeSocket},
-		"a secret":          {func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"accessKeyID": "x"} }, codes.InvalidArgument, "secrets"},
-		"flags":             {func(r *csi.NodePublishVolumeRequest) { r.GetVolumeCapability().GetMount().MountFlags = []string{"x"} }, codes.InvalidArgument, "mount_flags"},
+		"one only": {func(r *csi.NodePublishVolumeRequest) { delete(r.GetVolumeContext(), podvolume.AttributeSocket) }, codes.InvalidArgument,
+			podvolume.AttributeSocket},
+		"a secret": {func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"accessKeyID": "x"} }, codes.InvalidArgument, "secrets"},
+		"flags":    {func(r *csi.NodePublishVolumeRequest) { r.GetVolumeCapability().GetMount().MountFlags = []string{"x"} }, codes.InvalidArgument, "mount_flags"},
 		"not inline": {func(r *csi.NodePublishVolumeRequest) {
 			delete(r.GetVolumeContext(), "csi.storage.k8s.io/ephemeral")
 			r.VolumeId = "default:b"
@@ -369,7 +371,8 @@ func TestASocketOfTwoVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := p.tryPublish(second)
-	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "volume_context."+podvolume.AttributeSocket) || !strings.Contains(err.Error(), `"data"`) {
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "volume_context."+podvolume.AttributeSocket) ||
+		!strings.Contains(err.Error(), `"data"`) {
 		t.Errorf("%v", err)
 	}
 	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {

@@ -74,7 +74,8 @@ func TestClientsAreVisible(t *testing.T) {
 	p := e.pod(t, podUID)
 	p.publish()
 	c := p.awaitState(t, podclient.Waiting, mount.ReasonNoClient)
-	if c.Pod != (status.Pod{Namespace: "n", Name: "p", UID: podUID}) || c.Volume != "data" || c.EmptyDir != emptyDir || c.Socket != socket || c.Since.IsZero() || c.LastFailure != nil {
+	if c.Pod != (status.Pod{Namespace: "n", Name: "p", UID: podUID}) || c.Volume != "data" || c.EmptyDir != emptyDir || c.Socket != socket || c.Since.IsZero() ||
+		c.LastFailure != nil {
 		t.Errorf("%+v", c)
 	}
 	refused := p.connectFrom(otherUID)
@@ -106,7 +107,8 @@ func TestClientsAreVisible(t *testing.T) {
 		t.Error("the failure is forgotten")
 	}
 	client.kill()
-	if c = p.awaitState(t, podclient.Exited, mount.ReasonStale); c.LastFailure == nil || c.LastFailure.Reason != podclient.ReasonExited || time.Since(c.LastFailure.Since) > time.Since(c.Since)+time.Second {
+	if c = p.awaitState(t, podclient.Exited, mount.ReasonStale); c.LastFailure == nil || c.LastFailure.Reason != podclient.ReasonExited ||
+		time.Since(c.LastFailure.Since) > time.Since(c.Since)+time.Second {
 		t.Errorf("%+v, %+v", c, c.LastFailure)
 	}
 	p.awaitMetric(t, `s3csi_pod_client_exits_total{reason="exit"} 1`)

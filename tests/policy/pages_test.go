@@ -31,7 +31,8 @@ func TestTheNodesRoleOfThePage(t *testing.T) {
 		t.Fatalf("the page's node.json is not JSON: %s", document)
 	}
 	order := s.orders[credentials.WebIdentity]
-	order.RoleARN = must(s.process.SetRole(t.Context(), s3server.Role{Name: "node", Policy: document, Trust: s3server.Trust{Issuers: []s3server.TrustedIssuer{{URL: issuer.URL()}}}}))(t)
+	order.RoleARN = must(s.process.SetRole(t.Context(), s3server.Role{Name: "node", Policy: document,
+		Trust: s3server.Trust{Issuers: []s3server.TrustedIssuer{{URL: issuer.URL()}}}}))(t)
 	s.orders[credentials.WebIdentity] = order
 	tryWith(t, s, p, credentials.WebIdentity, table.Writing, variant{aws: true})
 }

@@ -99,10 +99,11 @@ func minioService(t *testing.T, issuer *sts.Issuer, token string) (service, erro
 	user, err := m.AddUser(t.Context(), "alice", everyS3)
 	at := credentials.STSService{Endpoint: m.Endpoint(), Region: m.Region()}
 	role := minio.RoleARN(audience)
-	return service{table.Service{Name: table.MinIO, Endpoint: m.Endpoint(), Region: m.Region(), Root: m.Keys(), STS: at, OtherRole: role, Principal: "*"}, map[credentials.Kind]credentials.Order{
-		credentials.AssumeRole:  {Kind: credentials.AssumeRole, Keys: user, Name: "table", Duration: lasts, STS: at},
-		credentials.WebIdentity: {Kind: credentials.WebIdentity, Token: token, RoleARN: role, Name: "table", Duration: lasts, STS: at},
-	}, false, nil}, err
+	return service{table.Service{Name: table.MinIO, Endpoint: m.Endpoint(), Region: m.Region(), Root: m.Keys(), STS: at, OtherRole: role, Principal: "*"},
+		map[credentials.Kind]credentials.Order{
+			credentials.AssumeRole:  {Kind: credentials.AssumeRole, Keys: user, Name: "table", Duration: lasts, STS: at},
+			credentials.WebIdentity: {Kind: credentials.WebIdentity, Token: token, RoleARN: role, Name: "table", Duration: lasts, STS: at},
+		}, false, nil}, err
 }
 
 func must[T any](v T, err error) func(testing.TB) T {

@@ -152,7 +152,8 @@ func plain(name string, pairs ...string) *csi.Volume {
 func (e *env) tryPublish(limit time.Duration, v *csi.Volume, target string, changes ...change) error {
 	r := rigtest.PublishRequest(v, target)
 	r.VolumeContext = maps.Clone(v.GetVolumeContext())
-	for key, value := range map[string]string{"pod.name": "web-0", "pod.namespace": namespace, "pod.uid": "0f2b8a52-0000-4000-8000-000000000000", "serviceAccount.name": account} {
+	for key, value := range map[string]string{"pod.name": "web-0", "pod.namespace": namespace, "pod.uid": "0f2b8a52-0000-4000-8000-000000000000",
+		"serviceAccount.name": account} {
 		r.VolumeContext["csi.storage.k8s.io/"+key] = value
 	}
 	for _, c := range changes {

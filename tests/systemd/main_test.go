@@ -96,7 +96,8 @@ func newProcesses(t *testing.T, opts ...launcher.Option) *launcher.Process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return launcher.NewProcess(ns, helperProgram, append([]launcher.Option{launcher.WithUIDs(launcher.UIDRange{First: firstUID, Last: firstUID + 10000})}, opts...)...)
+	return launcher.NewProcess(ns, helperProgram, append([]launcher.Option{launcher.WithUIDs(launcher.UIDRange{First: firstUID, Last: firstUID + 10000})},
+		opts...)...)
 }
 
 // newLauncher is a launcher on the host.

@@ -23,7 +23,8 @@ func (s CgroupStyle) path(podUID, id string) string {
 	case CgroupDocker:
 		return fmt.Sprintf("/%[1]s/docker/%[1]s", id)
 	case CgroupSystemd:
-		return fmt.Sprintf("/%[1]s/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod%[2]s.slice/cri-containerd-%[1]s.scope", id, strings.ReplaceAll(podUID, "-", "_"))
+		return fmt.Sprintf("/%[1]s/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod%[2]s.slice/cri-containerd-%[1]s.scope", id,
+			strings.ReplaceAll(podUID, "-", "_"))
 	default:
 		return fmt.Sprintf("/%[1]s/kubepods/burstable/pod%[2]s/%[1]s", id, podUID)
 	}
@@ -71,7 +72,8 @@ func (o Options) spec(id, rootfs string) object {
 	linux["namespaces"] = namespaces
 	mounts := []object{
 		{"destination": "/proc", "type": "proc", "source": "proc", "options": []string{"nosuid", "noexec", "nodev"}},
-		{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755", "size=64k"}}, // the root's file system may allow no devices
+		// the root's file system may allow no devices
+		{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755", "size=64k"}},
 	}
 	root := "" // its propagation: containerd makes it rslave for containers with a mount that is not private
 	for _, m := range o.Mounts {

@@ -42,7 +42,8 @@ func (c Case) record(t testing.TB, found string) {
 		t.Fatal(err)
 	}
 	if found != string(before) {
-		t.Fatalf("%s, %s, %s: found\n%srecorded in %s\n%sif that is right, run it with %s=1, and make docs", c.Client, c.Place, c.Way, found, c.file(), before, EnvRecord)
+		t.Fatalf("%s, %s, %s: found\n%srecorded in %s\n%sif that is right, run it with %s=1, and make docs", c.Client, c.Place, c.Way, found, c.file(), before,
+			EnvRecord)
 	}
 }
 

@@ -135,7 +135,8 @@ func configureLoopback() error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(alias.SetInet4Addr([]byte{192, 0, 2, 1}), unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, up), unix.IoctlIfreq(fd, unix.SIOCSIFADDR, alias)); err != nil {
+	if err := errors.Join(alias.SetInet4Addr([]byte{192, 0, 2, 1}), unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, up),
+		unix.IoctlIfreq(fd, unix.SIOCSIFADDR, alias)); err != nil {
 		return fmt.Errorf("the loopback interface: %w", err)
 	}
 	if err := alias.SetInet4Addr([]byte{255, 255, 255, 255}); err != nil {

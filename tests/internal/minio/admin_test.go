@@ -88,7 +88,8 @@ func TestUsersAndTokensMakeScopedSessions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	identified, err := service.AssumeRoleWithWebIdentity(ctx, &sts.AssumeRoleWithWebIdentityInput{RoleArn: aws.String(minio.RoleARN(audience)), RoleSessionName: aws.String("any"),
+	identified, err := service.AssumeRoleWithWebIdentity(ctx, &sts.AssumeRoleWithWebIdentityInput{RoleArn: aws.String(minio.RoleARN(audience)),
+		RoleSessionName:  aws.String("any"),
 		WebIdentityToken: &token.Value, Policy: aws.String(scoped), DurationSeconds: aws.Int32(900)})
 	if err != nil {
 		t.Fatal(err)

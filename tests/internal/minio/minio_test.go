@@ -31,7 +31,8 @@ func TestServerStoresAndStops(t *testing.T) {
 	if _, err := c.CreateBucket(ctx, &s3.CreateBucketInput{Bucket: aws.String("a-bucket")}); err != nil {
 		t.Error(err)
 	}
-	_, err = c.PutObject(ctx, &s3.PutObjectInput{Bucket: aws.String("a-bucket"), Key: aws.String("x"), Body: strings.NewReader("x"), ServerSideEncryption: "AES256"})
+	_, err = c.PutObject(ctx, &s3.PutObjectInput{Bucket: aws.String("a-bucket"), Key: aws.String("x"), Body: strings.NewReader("x"),
+		ServerSideEncryption: "AES256"})
 	if err != nil {
 		t.Error(err)
 	}

@@ -76,9 +76,10 @@ func (r *Rig) Start(ctx context.Context, mode string, flags ...string) (*Driver,
 
 // Dial connects to a driver's endpoint, soon after it is there: gRPC's own first pause is a second.
 func Dial(endpoint string) (*grpc.ClientConn, error) {
-	return grpc.NewClient(strings.TrimPrefix(endpoint, "tcp://"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(grpc.ConnectParams{
-		Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: 5 * time.Second,
-	}))
+	return grpc.NewClient(strings.TrimPrefix(endpoint, "tcp://"), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: 5 * time.Second,
+		}))
 }
 
 // Environment is what the rig's drivers are started with.

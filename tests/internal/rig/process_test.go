@@ -73,7 +73,8 @@ Goroutine 916 (running) created at:
 func TestRacesOfVFSAreLeftOut(t *testing.T) {
 	const vfs, client = "github.com/rclone/rclone/vfs.(*File).Path()", "main.(*fs).Release()"
 	report := func(first, second string) string {
-		return "==================\nWARNING: DATA RACE\nWrite at 0x00c0 by goroutine 1:\n  " + first + "\n      file.go:1 +0x1\n\nPrevious read at 0x00c0 by goroutine 2:\n  " + second +
+		return "==================\nWARNING: DATA RACE\nWrite at 0x00c0 by goroutine 1:\n  " + first + "\n      file.go:1 +0x1\n\nPrevious read at 0x00c0 by " +
+			"goroutine 2:\n  " + second +
 			"\n      file.go:2 +0x1\n==================\n"
 	}
 	for _, tc := range []struct {

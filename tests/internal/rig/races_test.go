@@ -23,7 +23,8 @@ func TestRacesAreReported(t *testing.T) {
 	if err := rig.Usable(); err != nil {
 		t.Skip(err)
 	}
-	for program, uid := range map[string]uint32{"s3-csi-driver": 0, "s3-csi-helper": 65534, "s3-csi-rclone": 65534, "failpoints/s3-csi-driver": 0, "failpoints/s3-csi-helper": 65534} {
+	for program, uid := range map[string]uint32{"s3-csi-driver": 0, "s3-csi-helper": 65534, "s3-csi-rclone": 65534, "failpoints/s3-csi-driver": 0,
+		"failpoints/s3-csi-helper": 65534} {
 		t.Run(program, func(t *testing.T) {
 			r, err := rig.New(rig.S3{})
 			if err != nil {

@@ -326,7 +326,8 @@ func (r *Rig) Traces() []string {
 	for _, p := range r.processes() {
 		all = append(all, "process "+p.String())
 	}
-	for _, dir := range []string{filepath.Join(r.State, "mounts"), filepath.Join(r.State, "sources"), filepath.Join(r.State, "publications"), filepath.Join(r.State, "podclients"), filepath.Join(r.State, "podclients", "mounts"), filepath.Join(r.State, "scratch"), r.Cache} {
+	for _, dir := range []string{filepath.Join(r.State, "mounts"), filepath.Join(r.State, "sources"), filepath.Join(r.State, "publications"),
+		filepath.Join(r.State, "podclients"), filepath.Join(r.State, "podclients", "mounts"), filepath.Join(r.State, "scratch"), r.Cache} {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
 			if e.Name() != "salt" && e.Name() != "lock" && e.Name() != "mounts" && !isSpare(e.Name()) { // the node's, not a mount's

@@ -100,7 +100,8 @@ func keysOf(c *types.Credentials) csicredentials.Keys {
 
 // assume, federate and identify make sessions of the three kinds.
 func (r *stsRig) assume(ctx context.Context, by csicredentials.Keys, role, policy string, lasts time.Duration) (csicredentials.Keys, error) {
-	out, err := r.sts(by).AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: &role, RoleSessionName: aws.String("tester"), Policy: optional(policy), DurationSeconds: seconds(lasts)})
+	out, err := r.sts(by).AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: &role, RoleSessionName: aws.String("tester"), Policy: optional(policy),
+		DurationSeconds: seconds(lasts)})
 	if err != nil {
 		return csicredentials.Keys{}, err
 	}
@@ -223,18 +224,20 @@ func TestSTSRefusesWhatAWSRefuses(t *testing.T) {
 		call func() error
 		want string
 	}{
-		"wrong secret":                   {assume(wrong, r.role, "", 0), "SignatureDoesNotMatch"},
-		"unknown key":                    {assume(csicredentials.Keys{AccessKeyID: "AKIANOBODY", SecretAccessKey: "x"}, r.role, "", 0), "InvalidClientTokenId"},
-		"user's key with a token":        {assume(withToken, r.role, "", 0), "InvalidClientTokenId"},
-		"session's key without a token":  {assume(csicredentials.Keys{AccessKeyID: session.AccessKeyID, SecretAccessKey: session.SecretAccessKey}, r.other, "", 0), "InvalidClientTokenId"},
-		"no such role":                   {assume(r.user, s3server.RoleARN("none"), "", 0), "AccessDenied"},
-		"a user the role trusts not":     {assume(stranger, r.role, "", 0), "AccessDenied"},
-		"a role that trusts roles only":  {assume(r.user, r.other, "", 0), "AccessDenied"},
-		"root":                           {assume(r.Keys(), r.role, "", 0), "AccessDenied"},
-		"a session's way out":            {assume(scoped, r.other, "", 0), "AccessDenied"},
-		"a session of its own role":      {assume(session, r.role, "", 0), "AccessDenied"},
-		"no policy document":             {assume(r.user, r.role, `{"Version":`, 0), "MalformedPolicyDocument"},
-		"a policy of another grammar":    {assume(r.user, r.role, `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"s3:*"}]}`, 0), "MalformedPolicyDocument"},
+		"wrong secret":            {assume(wrong, r.role, "", 0), "SignatureDoesNotMatch"},
+		"unknown key":             {assume(csicredentials.Keys{AccessKeyID: "AKIANOBODY", SecretAccessKey: "x"}, r.role, "", 0), "InvalidClientTokenId"},
+		"user's key with a token": {assume(withToken, r.role, "", 0), "InvalidClientTokenId"},
+		"session's key without a token": {assume(csicredentials.Keys{AccessKeyID: session.AccessKeyID, SecretAccessKey: session.SecretAccessKey}, r.other, "", 0),
+			"InvalidClientTokenId"},
+		"no such role":                  {assume(r.user, s3server.RoleARN("none"), "", 0), "AccessDenied"},
+		"a user the role trusts not":    {assume(stranger, r.role, "", 0), "AccessDenied"},
+		"a role that trusts roles only": {assume(r.user, r.other, "", 0), "AccessDenied"},
+		"root":                          {assume(r.Keys(), r.role, "", 0), "AccessDenied"},
+		"a session's way out":           {assume(scoped, r.other, "", 0), "AccessDenied"},
+		"a session of its own role":     {assume(session, r.role, "", 0), "AccessDenied"},
+		"no policy document":            {assume(r.user, r.role, `{"Version":`, 0), "MalformedPolicyDocument"},
+		"a policy of another grammar": {assume(r.user, r.role, `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"s3:*"}]}`, 0),
+			"MalformedPolicyDocument"},
 		"a long policy":                  {assume(r.user, r.role, prefixPolicy("one", strings.Repeat("x", 2048)), 0), "ValidationError"},
 		"a chained session of two hours": {assume(session, r.other, "", 2*time.Hour), "ValidationError"},
 		"thirteen hours":                 {assume(r.user, r.role, "", 13*time.Hour), "ValidationError"},
@@ -253,7 +256,8 @@ func TestSTSRefusesWhatAWSRefuses(t *testing.T) {
 			return err
 		}, "SignatureDoesNotMatch"},
 		"no signature": {func() error {
-			_, err := r.sts(csicredentials.Keys{}, func(o *sts.Options) { o.Credentials = aws.AnonymousCredentials{} }).GetCallerIdentity(ctx, &sts.GetCallerIdentityInput{})
+			_, err := r.sts(csicredentials.Keys{}, func(o *sts.Options) { o.Credentials = aws.AnonymousCredentials{} }).GetCallerIdentity(ctx,
+				&sts.GetCallerIdentityInput{})
 			return err
 		}, "MissingAuthenticationToken"},
 	} {

@@ -120,7 +120,8 @@ func (s *service) assumeRole(ctx context.Context, c *call, who caller) (any, err
 	}
 	// A session reaches no further by another session than its own policy allows.
 	if who.session != nil && who.session.Policy != "" && !allows(who.session.Policy, "sts:AssumeRole", arn) {
-		return nil, denied("User: %s is not authorized to perform: sts:AssumeRole on resource: %s because no session policy allows the sts:AssumeRole action", who.arn, arn)
+		return nil, denied("User: %s is not authorized to perform: sts:AssumeRole on resource: %s because no session policy allows the sts:AssumeRole action",
+			who.arn, arn)
 	}
 	longest := c.longest(role)
 	if who.session != nil && longest > longestChained {
@@ -157,7 +158,8 @@ func (s *service) federationToken(ctx context.Context, c *call, who caller) (any
 	}
 	name := c.form.Get("Name")
 	if !sessionName.MatchString(name) || len(name) > longestFederateName {
-		return nil, invalid("1 validation error detected: Value '%s' at 'name' failed to satisfy constraint: Member must have length between 2 and %d and satisfy regular expression pattern: [\\w+=,.@-]*", name, longestFederateName)
+		return nil, invalid("1 validation error detected: Value '%s' at 'name' failed to satisfy constraint: Member must have length between 2 and %d and satisfy "+
+			"regular expression pattern: [\\w+=,.@-]*", name, longestFederateName)
 	}
 	document, err := c.policy()
 	if err != nil {
@@ -203,7 +205,8 @@ func (s *service) assumeRoleWithWebIdentity(ctx context.Context, c *call) (any, 
 func (s *service) roleSession(ctx context.Context, c *call, arn string, role Role, longest time.Duration) (*types.Session, error) {
 	name := c.form.Get("RoleSessionName")
 	if !sessionName.MatchString(name) {
-		return nil, invalid("1 validation error detected: Value '%s' at 'roleSessionName' failed to satisfy constraint: Member must satisfy regular expression pattern: [\\w+=,.@-]*", name)
+		return nil, invalid("1 validation error detected: Value '%s' at 'roleSessionName' failed to satisfy constraint: Member must satisfy regular expression "+
+			"pattern: [\\w+=,.@-]*", name)
 	}
 	document, err := c.policy()
 	if err != nil {
@@ -264,7 +267,8 @@ func (c *call) policy() (string, error) {
 		return "", nil
 	}
 	if n := len([]rune(document)); n > maxPolicy {
-		return "", invalid("1 validation error detected: Value at 'policy' failed to satisfy constraint: Member must have length less than or equal to %d, and it has %d", maxPolicy, n)
+		return "", invalid("1 validation error detected: Value at 'policy' failed to satisfy constraint: Member must have length less than or equal to %d, and it "+
+			"has %d", maxPolicy, n)
 	}
 	if err := policy.Parse(document); err != nil {
 		return "", malformed(err)

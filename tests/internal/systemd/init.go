@@ -191,7 +191,8 @@ func mountDev(root string, o Options) error {
 			return err
 		}
 	}
-	for name, to := range map[string]string{"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx"} {
+	for name, to := range map[string]string{"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2",
+		"ptmx": "pts/ptmx"} {
 		if err := os.Symlink(to, filepath.Join(dev, name)); err != nil {
 			return err
 		}
