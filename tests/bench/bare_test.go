@@ -148,7 +148,7 @@ func (c *bare) start() error {
 	if err != nil {
 		return errors.Join(err, unix.Unmount(c.dir, unix.MNT_DETACH))
 	}
-	fuse.Close() // or the client's death would not end the wait below
+	fuse.Close() // or the exit of the client would not end the wait below
 	return readRoot(c.dir)
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // Properties of the rendered objects that hold for all values.
-func TestNobodyGetsMoreThanTheyNeed(t *testing.T) {
+func TestChart_GrantsOnlyWhatIsNeeded(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant string, objects []object) {
 		if len(workloads(objects)) == 0 {
 			t.Fatal("nothing runs")
@@ -373,7 +373,7 @@ func TestPortsAreUniqueOnTheHostNetwork(t *testing.T) {
 }
 
 // Probes use a port of the container, and the address that it listens on.
-func TestProbesAskWhereSomebodyListens(t *testing.T) {
+func TestProbes_UsePortsThatAreServed(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant string, objects []object) {
 		for _, o := range workloads(objects) {
 			listening := map[int]string{} // port → host

@@ -570,7 +570,7 @@ func TestOnlyTheBackendThatIsNamedIsChecked(t *testing.T) {
 	}
 }
 
-// hold lets requests through to a service, but for the first that writes an object of a check: that waits until nobody waits
+// hold lets requests through to a service, but for the first that writes an object of a check: that waits until no process waits
 // for it any more, and is carried out when the check's bucket is about to be deleted.
 type hold struct {
 	http.Handler

@@ -119,7 +119,7 @@ func TestAServiceThatIgnoresPoliciesIsRefusedWhereScopeIsRequired(t *testing.T) 
 }
 
 // A refusal of the token service is reported at once, with its own code.
-func TestRefusalsOfTheTokenServiceAreTold(t *testing.T) {
+func TestTokenService_RefusalsAreReported(t *testing.T) {
 	e := start(t)
 	other := source{"a role that does not trust the pod", func(r *csi.NodePublishVolumeRequest) {
 		e.workload(true).bring(r)

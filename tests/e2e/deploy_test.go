@@ -366,7 +366,7 @@ func clusterScoped(t *testing.T) []string {
 	return names
 }
 
-// secondRelease installs the chart once more, for a driver of another name beside the first, and waits until it is ready. When the
+// secondRelease installs the chart again, for a driver of another name beside the first, and waits until it is ready. When the
 // test ends it is taken away, and what it leaves in the cluster fails the test.
 func secondRelease(t *testing.T, driverName, values string) (namespace string) {
 	t.Helper()

@@ -29,7 +29,7 @@ spec:
 	podReady(t, ns, name)
 }
 
-// TestAgentsWithTheNodesRoot sees that pods with copies of the node's mounts keep no client alive, and do not keep dead mounts.
+// TestAgentsWithTheNodesRoot sees that pods with copies of the node's mounts keep no client alive, and do not keep stale mounts.
 func TestAgentsWithTheNodesRoot(t *testing.T) {
 	ns := newNamespace(t)
 	b := bucket(t)

@@ -25,7 +25,7 @@ func (m mountRecord) revived(t testing.TB, died process) {
 	})
 }
 
-// patient is a pod that has a volume as a whole and a directory of it, both of which are to be well again after its client's death.
+// patient is a pod that has a volume as a whole and a directory of it, both of which must heal after its client exits.
 type patient struct {
 	ns, name, client string
 	volume           object
@@ -84,7 +84,7 @@ func (p *patient) die(t testing.TB) {
 		_, err := tryExecute(p.ns, p.name, "cat", "/v/file", "/s/file")
 		return err
 	})
-	t.Logf("%s: files can be opened %s after the death", p.mount.Client, time.Since(began).Round(time.Millisecond))
+	t.Logf("%s: files can be opened %s after the client exited", p.mount.Client, time.Since(began).Round(time.Millisecond))
 	p.well(t)
 	if c := get(t, "pod", p.ns, p.name).Status.ContainerStatuses[0]; c.RestartCount != 0 || c.ContainerID != p.container {
 		t.Errorf("the container was %s and is %s, restarted %d times", p.container, c.ContainerID, c.RestartCount)

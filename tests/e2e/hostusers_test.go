@@ -113,7 +113,7 @@ func TestUserNamespaces(t *testing.T) {
 			})
 			script := "stat -c %u:%g /v/file && echo again >/v/" + name + " && cat /v/" + name
 			if got := execute(t, ns, name, "sh", "-c", script); got != "0:0\nagain\n" {
-				t.Errorf("%s sees %q after a death", name, got)
+				t.Errorf("%s sees %q after the client exited", name, got)
 			}
 			if c := get(t, "pod", ns, name).Status.ContainerStatuses[0]; c.RestartCount != 0 {
 				t.Errorf("the container of %s was started again", name)

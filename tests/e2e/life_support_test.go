@@ -26,7 +26,7 @@ func driverPod(t testing.TB) object {
 	return pods[0]
 }
 
-// replaced does something to the driver and waits until another pod of it, or another life of its container, is ready.
+// replaced does something to the driver and waits until another pod of it, or a restart of its container, is ready.
 func replaced(t testing.TB, do func()) {
 	t.Helper()
 	life := func(o object) string {

@@ -148,7 +148,8 @@ func mountpointByFusermount() string {
     imagePullPolicy: IfNotPresent
     command: ["/bin/bash"]
     args: ["-c",
-      "./configure_minio.sh && mount-s3 test-bucket /tmp --endpoint-url \"http://localhost:9000\" -d --allow-other --auto-unmount --foreground --force-path-style"]
+      "./configure_minio.sh && mount-s3 test-bucket /tmp --endpoint-url \"http://localhost:9000\"
+      -d --allow-other --auto-unmount --foreground --force-path-style"]
     env:
     - {name: FUSERMOUNT3PROXY_FDPASSING_SOCKPATH, value: "/fusermount3-proxy/fuse-csi-ephemeral.sock"}
     - {name: AWS_ACCESS_KEY_ID, value: "minioadmin"}

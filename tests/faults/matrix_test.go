@@ -212,7 +212,7 @@ func TestFaultMatrix(t *testing.T) {
 						if !t.Failed() {
 							return
 						}
-						time.Sleep(2 * time.Second) // a driver that heals says what the client died of
+						time.Sleep(2 * time.Second) // a driver that heals reports why the client exited
 						log := l.Logs()[from:]
 						t.Logf("the drivers' log:\n%s", log[max(0, len(log)-30000):])
 						l.driver.Load().Kill()

@@ -320,7 +320,7 @@ func (c *scenario) works() {
 	if c.testCase.readOnly {
 		return
 	}
-	// What died with the fault may still be on its way.
+	// Processes that the fault killed may not have exited yet.
 	var err error
 	for began := pressure.Now(); began.Since() < healBound; time.Sleep(20 * time.Millisecond) {
 		if err = os.WriteFile(filepath.Join(c.target, "after"), []byte("written after it"), 0o644); err == nil {

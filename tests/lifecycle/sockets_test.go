@@ -10,7 +10,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
-func TestTheSocketIsNotStolenFromALivingDriverAndTakenOverFromAKilledOne(t *testing.T) {
+func TestSocket_IsTakenOverOnlyFromADriverThatExited(t *testing.T) {
 	t.Parallel()
 	endpoint, path := socket(t)
 	start := func() *process { return launch(t, nil, "controller", "--endpoint="+endpoint) }

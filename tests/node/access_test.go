@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nobody is the user that containers without a user of their own often run as, such as exporters that see the host's root.
+// The user nobody, as which containers without a user of their own often run, such as exporters that see the host's root.
 const nobody = 65534
 
 // The test tries all paths as other users of the host do: a volume with the default modes is open to every user, so only a closed
 // directory on the way keeps them out. They know the names of mounts, from the mount table.
-func TestNobodyElseReachesAVolume(t *testing.T) {
+func TestVolume_IsClosedToOtherUsers(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	var volumes []string

@@ -82,7 +82,7 @@ func TestAPublicationOutlivesItsCall(t *testing.T) {
 }
 
 // A volume whose S3 does not answer delays no other volume.
-func TestAHangingVolumeKeepsNobodyWaiting(t *testing.T) {
+func TestUnresponsiveVolume_DelaysNoOther(t *testing.T) {
 	e := start(t)
 	v := static("hang", rclone)
 	e.proxy.Set(faultproxy.Faults{Blackhole: true})

@@ -85,7 +85,7 @@ func comesBack(t *testing.T, e *env) {
 		t.Errorf("%v conflicts are counted, want 2", n)
 	}
 	if !strings.Contains(e.Logs(), "Write conflict, local copies quarantined") {
-		t.Error("the log does not tell of the conflicts")
+		t.Error("the log does not report the conflicts")
 	}
 	if err := os.RemoveAll(kept[0]); err != nil {
 		t.Fatal(err)

@@ -83,9 +83,9 @@ func TestRetryAfterAKilledColdStart(t *testing.T) {
 	}
 }
 
-// Where the driver is not to heal by itself, a mount whose client died comes back with the next publication of its target,
+// Where the driver is not to heal by itself, a mount whose client exited comes back with the next publication of its target,
 // and can be taken away without that.
-func TestDeadClient(t *testing.T) {
+func TestExitedClient_IsReplacedByThePublication(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("dead", client)
@@ -119,8 +119,8 @@ func TestDeadClient(t *testing.T) {
 	}, "--heal=false")
 }
 
-// A helper that died with its client is no obstacle either.
-func TestDeadHelper(t *testing.T) {
+// A helper that exited with its client is no obstacle either.
+func TestExitedHelper_IsReplacedByThePublication(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	v := static("helperless", rclone)

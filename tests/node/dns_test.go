@@ -100,7 +100,7 @@ func run(t *testing.T, argv ...string) (string, error) {
 	return string(out), err
 }
 
-// replaceHosts gives the host a resolv.conf as a DHCP client does: a new file takes the place of the old one.
+// replaceHosts gives the host a resolv.conf as a DHCP client does: a new file replaces the old one.
 func (c *cluster) replaceHosts() {
 	c.t.Helper()
 	c.onHost("sh", "-ec", `echo "nameserver $0" >$1.new; mv $1.new $1`, c.host.Address.String(), c.hosts)

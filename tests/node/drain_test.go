@@ -109,7 +109,7 @@ func TestUnpublishNamesUploadsInFlight(t *testing.T) {
 	})
 }
 
-// A publication that comes while the previous life of the mount drains waits, and sees what that stored.
+// A publication that comes while the previous generation of the mount drains waits, and sees what that stored.
 func TestPublishDuringADrainSeesAllThatWasWritten(t *testing.T) {
 	t.Parallel()
 	e := start(t)
@@ -123,7 +123,7 @@ func TestPublishDuringADrainSeesAllThatWasWritten(t *testing.T) {
 	other := e.publish(v, "b")
 	e.proxy.Set(faultproxy.Faults{})
 	if got := read(t, filepath.Join(other, "data.bin")); got != content {
-		t.Errorf("the new life of the mount reads %d bytes, equal: %t", len(got), got == content)
+		t.Errorf("the new mount reads %d bytes, equal: %t", len(got), got == content)
 	}
 	e.unpublish(v, target)
 	e.unpublish(v, other)
@@ -235,7 +235,7 @@ func TestWhatAKilledClientHadToStoreIsStored(t *testing.T) {
 		e.proxy.Set(faultproxy.Faults{})
 		e.publish(v, "t")
 		if got := read(t, filepath.Join(target, "file")); got != content {
-			t.Errorf("the new life of the mount reads %d bytes, equal: %t", len(got), got == content)
+			t.Errorf("the new mount reads %d bytes, equal: %t", len(got), got == content)
 		}
 		e.unpublish(v, target)
 		if got := e.Object(t, bucket, "killed/file"); got != content {

@@ -18,7 +18,7 @@ import (
 )
 
 // A process of a container that has a read-only subpath of a volume, and /dev/fuse, mounts a file system that has the volume's
-// name and is dead. When the volume heals, that one does not become the volume.
+// name and is stale. When the volume heals, that one does not become the volume.
 func TestAForgedMountIsNotHealed(t *testing.T) {
 	t.Parallel()
 	containers.Need(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
-// The helper died as well: the driver's own credentials are there, so the mount comes back by itself; a secret's come with
+// The helper exited as well: the driver's own credentials are there, so the mount comes back by itself; a secret's come with
 // the next publication.
 func TestAMountHealsWithoutItsHelper(t *testing.T) {
 	t.Parallel()
@@ -39,8 +39,8 @@ func TestAMountHealsWithoutItsHelper(t *testing.T) {
 	})
 }
 
-// What died while no driver ran is healed by the next one.
-func TestANewDriverHealsWhatDiedBefore(t *testing.T) {
+// Mounts whose client exits while no driver runs are healed by the next driver.
+func TestNewDriver_HealsClientsThatExitedBefore(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "before/file", "content")
@@ -77,14 +77,14 @@ func TestHealingCanBeTurnedOff(t *testing.T) {
 }
 
 // A crash loop has backoff.
-func TestRepeatedDeathsBackOff(t *testing.T) {
+func TestCrashLoop_BacksOff(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	v := static("again", rclone)
 	a := e.publish(v, "a")
 	for end := time.Now().Add(6 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		for _, p := range e.Running(programs[rclone]) {
-			_ = unix.Kill(p.PID, unix.SIGKILL) // it may be dead by now
+			_ = unix.Kill(p.PID, unix.SIGKILL) // it may have exited by now
 		}
 	}
 	if n := e.count("s3csi_mount_restarts_total") + e.count("s3csi_mount_restart_failures_total"); n < 2 || n > 5 {

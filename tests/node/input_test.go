@@ -120,7 +120,7 @@ func TestOptionsReachTheClient(t *testing.T) {
 	e.NothingLeft(t)
 }
 
-// Malformed volumes are told what is wrong with which field.
+// The error of a malformed volume names the field and what is wrong with it.
 func TestMalformedRequestsAreRefused(t *testing.T) {
 	rigtest.ProcessOnly(t, "requests are checked before anything is started")
 	t.Parallel()

@@ -102,8 +102,7 @@ func property(t *testing.T, unit, name string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// What a volume asks for, or the node's operator where it does not, is a property of its mount's unit, and the client is
-// told in its own words.
+// The limits that a volume or the node's operator sets are properties of the mount's unit, and options of the client.
 func TestLimitsAreTheUnits(t *testing.T) {
 	units(t)
 	e := start(t, "--memory-limit=512Mi", "--cpu-weight=30", "--tasks-max=300", "--slice-memory-limit=4Gi")
@@ -192,7 +191,7 @@ func (e *env) tighten(group string) {
 	write(e.t, memoryFile(group, "memory.limit_in_bytes", "memory.max"), strconv.FormatUint(used+slack, 10))
 }
 
-// feast opens a volume's big file again and again until its client is dead. The cgroup is the one whose limit it exceeds.
+// feast opens a volume's big file again and again until its client has exited. The cgroup is the one whose limit it exceeds.
 func (e *env) feast(client, target, group string) {
 	e.t.Helper()
 	if greed[client].keeps {
@@ -252,8 +251,8 @@ func (e *env) stream(path, content string) (stop func() int64) {
 }
 
 // A client that needs more memory than its volume may use is killed by the kernel: it alone. Its volume comes back, and log
-// and metric tell this death from any other.
-func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
+// and metric tell this exit from any other.
+func TestOOM_AffectsNoOtherVolume(t *testing.T) {
 	enforced(t)
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v, w := e.greedy("greedy", client, "memoryLimit", greed[client].limit), static("modest", client)
@@ -263,7 +262,7 @@ func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer open.Close() // once more, where the test ends early
+		defer open.Close() // again, where the test ends early
 		helper, neighbour := property(t, e.unitOf("greedy"), "MainPID"), property(t, e.unitOf("modest"), "MainPID")
 		stop := e.stream(filepath.Join(b, "file"), "content")
 		e.feast(client, a, filepath.Join(slice, e.unitOf("greedy")))
@@ -293,7 +292,7 @@ func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
 		}
 		write(t, filepath.Join(a, "new"), "written after")
 
-		// The next death is an ordinary one, and the unit still counts the other.
+		// The next exit is an ordinary one, and the unit still counts the other.
 		e.unpublish(w, b)
 		rigtest.Kill(e.t, e.client(client))
 		e.awaitRead(oomBound, filepath.Join(a, "file"), "content")
@@ -312,7 +311,7 @@ func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
 }
 
 // If a client cannot be restarted, the error of a publication says why it exited, however often a restart was tried.
-func TestWantOfMemoryIsToldWhenAVolumeDoesNotComeBack(t *testing.T) {
+func TestOOM_IsReportedWhileTheVolumeDoesNotHeal(t *testing.T) {
 	enforced(t)
 	const client = mountpoint // it gives up on an S3 that is away sooner than the other
 	e := start(t, "--memory-limit=128Mi", "--heal=false")

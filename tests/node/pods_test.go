@@ -111,7 +111,7 @@ func TestAnAgentWithACopyOfTheHostKeepsNothing(t *testing.T) {
 }
 
 // In a container with a user namespace of its own what can be written to heals. What is mounted read-only there cannot be
-// replaced without its becoming writable: it stays dead until the container is started again.
+// replaced without its becoming writable: it stays stale until the container is started again.
 func TestAContainerInAUserNamespaceHealsWhatItMayWriteTo(t *testing.T) {
 	t.Parallel()
 	containers.Need(t)
@@ -137,7 +137,7 @@ func TestAContainerInAUserNamespaceHealsWhatItMayWriteTo(t *testing.T) {
 			t.Errorf("the read-only mount answers %v", err)
 		}
 		if n := e.count("s3csi_mount_heals_total", "container", "failed"); n == 0 {
-			t.Error("what is left dead is not counted")
+			t.Error("what is left stale is not counted")
 		}
 		stop(t, pod)
 		again := containers.Start(t, options)
@@ -154,7 +154,7 @@ func TestAContainerInAUserNamespaceHealsWhatItMayWriteTo(t *testing.T) {
 	})
 }
 
-// A container that is to start while its volume is dead does not start, or does and gets errors, where the runtime does not
+// A container that is to start while its volume is stale does not start, or does and gets errors, where the runtime does not
 // notice; also on a subpath, for which kubelet makes no new bind. As soon as a driver has healed the volume both are well,
 // without any help.
 func TestAContainerIsWellOnceItsVolumeIsHealed(t *testing.T) {
@@ -188,11 +188,11 @@ func TestAContainerIsWellOnceItsVolumeIsHealed(t *testing.T) {
 				continue
 			}
 			if _, err := c.Read(t.Context(), file); !errors.Is(err, unix.ENOTCONN) {
-				t.Errorf("a container on %s, which is dead, is answered %v", source, err)
+				t.Errorf("a container on %s, which is stale, gets %v", source, err)
 			}
 			early[source] = c
 		}
-		t.Logf("%d containers started on a dead volume", len(early))
+		t.Logf("%d containers started on a stale volume", len(early))
 		e.drive()
 		for source, file := range files {
 			e.awaitRead(3*time.Second, filepath.Join(source, strings.TrimPrefix(file, "/data")), "content")

@@ -36,7 +36,7 @@ func (e *env) killAll() {
 	}
 }
 
-// A helper that was started to bring a dead client back, and could not, has stored nothing: what the client had left is
+// A helper that was started to restart an exited client, and could not, has stored nothing: what the client had left is
 // kept until one does.
 func TestWhatCouldNotBeStoredIsKept(t *testing.T) {
 	t.Parallel()
@@ -85,13 +85,13 @@ func TestAPublicationBringsTheSecretBack(t *testing.T) {
 	e.awaitNothingLeft(5 * time.Second)
 }
 
-// What a dead client that several targets share had left is stored before another life of the mount serves the prefix: it
+// What an exited client that several targets share had left is stored before another generation of the mount serves the prefix: it
 // must not come later, over what was written since.
 func TestOldDataDoesNotComeAfterNew(t *testing.T) {
 	t.Parallel()
 	for _, who := range []string{"client", "client and helper"} {
 		t.Run(who, func(t *testing.T) {
-			e := start(t, "--heal=false") // so that the next life begins with the publication, when S3 is back
+			e := start(t, "--heal=false") // so that the next generation starts with the publication, when S3 is back
 			v := static("ordered", rclone)
 			b := e.publish(v, "b")
 			a := e.unsent("ordered", "old")
@@ -117,9 +117,9 @@ func TestOldDataDoesNotComeAfterNew(t *testing.T) {
 	}
 }
 
-// Where the driver is not to heal by itself, a container that runs on a dead mount gets errors, as long as its volume is
+// Where the driver is not to heal by itself, a container that runs on a stale mount gets errors, as long as its volume is
 // published: without the stale mount it would write into its own directory below, unnoticed.
-func TestADeadMountIsNotTakenFromAContainer(t *testing.T) {
+func TestStaleMount_StaysInAContainer(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("shown", client)
@@ -141,9 +141,9 @@ func TestADeadMountIsNotTakenFromAContainer(t *testing.T) {
 	}, "--heal=false")
 }
 
-// As long as a dead mount cannot be replaced, its target goes on to show it: a container that is restarted there must not
+// As long as a stale mount cannot be replaced, its target goes on to show it: a container that is restarted there must not
 // find an empty directory.
-func TestADeadMountStaysUntilItIsReplaced(t *testing.T) {
+func TestStaleMount_StaysUntilItIsReplaced(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	v := static("stays", mountpoint)

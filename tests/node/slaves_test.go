@@ -16,7 +16,7 @@ import (
 )
 
 // Container runtimes refuse a HostToContainer mount unless the target is shared or a slave. Such a container starts, sees what is
-// mounted in the volume on the host, also after its client died, and keeps nothing when it is gone.
+// mounted in the volume on the host, also after its client exited, and keeps nothing when it is gone.
 func TestContainersWithHostToContainerPropagation(t *testing.T) {
 	rigtest.ProcessOnly(t, "propagation is of the mounts")
 	t.Parallel()
@@ -75,7 +75,7 @@ func TestContainersWithHostToContainerPropagation(t *testing.T) {
 			died := time.Now()
 			rigtest.Kill(e.t, e.client(client))
 			if _, ok := watch.Await(died, eventually, containers.Fails); !ok {
-				t.Fatal("the client's death was not noticed")
+				t.Fatal("the exit of the client was not noticed")
 			}
 			for path, content := range map[string]string{"/data/file": "content", "/ro/file": "content", "/sub/file": "in sub", "/private/file": "content"} {
 				reads(t, c, eventually, path, content)

@@ -81,7 +81,7 @@ func TestTimedRestartOfACrashedClient(t *testing.T) {
 			e.awaitRead(soon, filepath.Join(a, "file"), "content")
 			e.awaitRead(soon-died.Since(), filepath.Join(b, "file"), "content")
 			t.Logf("healed after %s", time.Since(died.Time).Round(time.Millisecond))
-			time.Sleep(1200 * time.Millisecond) // a second death in a row waits a moment
+			time.Sleep(1200 * time.Millisecond) // a second exit in a row waits a moment
 		}
 		if err := os.WriteFile(filepath.Join(b, "new"), nil, 0o600); err == nil {
 			t.Error("the healed read-only publication can be written to")
@@ -160,7 +160,7 @@ func TestTimedHealOfContainers(t *testing.T) {
 		if err := pod.Write(t.Context(), "/data/new", "from the container"); err != nil {
 			t.Error(err)
 		}
-		// Its copy of the dead mount is of no use to anybody, and would keep the dead connection.
+		// Its copy of the stale mount is of no use, and would keep the aborted connection.
 		e.await(5*time.Second, "the copy in another container to be detached", func() bool {
 			got, err := stranger.Read(t.Context(), "/data/file")
 			if err == nil && got != "its own" {
@@ -273,7 +273,7 @@ func TestTimedHealOfPodsThatShareAMount(t *testing.T) {
 				t.Errorf("%q is read again after %s (%t), want %s", content, took, ok, soon)
 			}
 		}
-		// They are counted when the dead ones are detached, too, all at once.
+		// They are counted when the stale ones are detached, too, all at once.
 		e.await(eventually, "four mounts in containers to be replaced", func() bool { return e.count("s3csi_mount_heals_total", "container", "replaced") >= 4 })
 		for w, content := range watches {
 			if bad := w.Unwanted(content); len(bad) > 0 {

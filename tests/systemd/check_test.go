@@ -72,8 +72,8 @@ func TestACheckOfTheHostFindsItsSystemd(t *testing.T) {
 	}
 }
 
-// TestHostThatDoesNotRunProgramsIsToldByCheckAndDriver puts the host directory on a file system without programs.
-func TestHostThatDoesNotRunProgramsIsToldByCheckAndDriver(t *testing.T) {
+// TestHostDirectoryWithoutExec_IsReportedByCheckAndDriver puts the host directory on a file system without programs.
+func TestHostDirectoryWithoutExec_IsReportedByCheckAndDriver(t *testing.T) {
 	n := newRig(t)
 	if err := os.Mkdir(n.HostDir, 0o755); err != nil {
 		t.Fatal(err)

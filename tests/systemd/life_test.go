@@ -168,7 +168,7 @@ func TestFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestUnitOfSomebodyElseIsLeftAlone(t *testing.T) {
+func TestForeignUnit_IsLeftAlone(t *testing.T) {
 	l := newLauncher(t)
 	u := prepare(t, l)
 	out, err := exec.Command("systemd-run", "--unit="+u.name(), "--slice=system.slice", "/bin/sleep", "1000").CombinedOutput()

@@ -223,7 +223,7 @@ func TestMountsSurviveARollback(t *testing.T) {
 	eachClient(t, func(_ *testing.T, e *env) { e.takenOver(e.newer, e.older) })
 }
 
-func TestADeadClientAfterAnUpgrade(t *testing.T) {
+func TestExitedClient_AfterAnUpgrade(t *testing.T) {
 	eachClient(t, func(t *testing.T, e *env) {
 		e.drive(e.older)
 		a := e.publish("a")
@@ -241,7 +241,7 @@ func TestADeadClientAfterAnUpgrade(t *testing.T) {
 }
 
 // A mount of the older driver whose client crashes under the newer one is healed without being published again.
-func TestADeadClientOfAnOlderDriverIsHealed(t *testing.T) {
+func TestExitedClient_OfAnOlderDriverIsHealed(t *testing.T) {
 	eachClient(t, func(_ *testing.T, e *env) {
 		e.drive(e.older)
 		a := e.publish("a")

@@ -80,7 +80,7 @@ func StartAt(addr, target string) (*Proxy, error) {
 		},
 		FlushInterval: -1,
 		Transport:     p.upstream,
-		// The client sees the connection end, as from a server that died.
+		// The client sees the connection end, as from a server that crashed.
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
 	p.server = &http.Server{

@@ -62,7 +62,7 @@ func self(role string) *exec.Cmd {
 
 // spawn runs this binary as the first process of new namespaces.
 func spawn() (int, error) {
-	runtime.LockOSThread() // the death signal follows the thread
+	runtime.LockOSThread() // PDEATHSIG follows the thread
 	defer runtime.UnlockOSThread()
 	cmd := self(roleInit)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: namespaces, Pdeathsig: syscall.SIGKILL}

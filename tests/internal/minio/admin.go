@@ -26,7 +26,7 @@ import (
 // AddUser makes a user who may do what the IAM policy document says. The access key is the user's name, so a user of MinIO
 // has one key; replacing the secret is SetSecret.
 func (s *Server) AddUser(ctx context.Context, name, policy string) (keys credentials.Keys, err error) {
-	// A MinIO that has just started may read its store once more, and forget for a moment what was added meanwhile.
+	// A MinIO that has just started may read its store again, and forget for a moment what was added meanwhile.
 	for range addTries {
 		if keys, err = s.addUser(ctx, name, policy); err == nil {
 			return keys, nil

@@ -1,4 +1,4 @@
-// Package ports finds TCP ports for servers that bind them a moment later, or once more.
+// Package ports finds TCP ports for servers that bind them a moment later, or again.
 package ports
 
 import (

@@ -32,7 +32,7 @@ func TestUntil(t *testing.T) {
 	}
 }
 
-// With more to run than CPUs, the kernel tells of it, and time passes more slowly.
+// With more to run than CPUs, the kernel reports it, and time passes more slowly.
 func TestABusyMachine(t *testing.T) {
 	if _, err := os.ReadFile("/proc/pressure/cpu"); err != nil {
 		t.Skipf("the kernel keeps no account of pressure: %v", err)

@@ -18,7 +18,7 @@ type store struct {
 	storage.Storer
 
 	mu       sync.Mutex
-	sessions map[string]types.Session // by access key, ended ones too: they are told from those that never were
+	sessions map[string]types.Session // by access key, ended ones too: they differ from those that never existed
 	revoked  map[string]time.Time     // by ARN of role or user: sessions made before that time are over
 	users    map[string]types.User    // by name
 	owners   map[string]types.User    // by access key

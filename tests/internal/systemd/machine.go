@@ -166,7 +166,7 @@ func (h *machine) boot() error {
 	started := make(chan error, 1)
 	h.exited = make(chan struct{})
 	go func() {
-		runtime.LockOSThread() // the death signal follows the thread
+		runtime.LockOSThread() // PDEATHSIG follows the thread
 		defer runtime.UnlockOSThread()
 		h.init = exec.CommandContext(context.Background(), "/proc/self/exe")
 		h.init.Env = append(os.Environ(), envRole+"="+roleInit, envDir+"="+h.dir, envCgroup+"="+h.cgroup, envOptions+"="+string(opts))
