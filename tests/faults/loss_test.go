@@ -99,25 +99,6 @@ func (u *uploading) unpublish(callBound time.Duration, between func()) (tries in
 	}
 }
 
-// A driver that is killed again and again while a mount stores what it has left loses nothing, and an unpublish succeeds
-// not before all is stored.
-func TestDriversThatDieDuringADrainLoseNothing(t *testing.T) {
-	u := upload(t, drive(t))
-	u.under()
-	failed := 0
-	if tries := u.unpublish(400*time.Millisecond, func() {
-		if failed++; failed == 2 {
-			u.hurry()
-		}
-		u.driver.Kill()
-		u.driver = u.Drive(t, "node")
-	}); tries < 2 {
-		t.Errorf("only %d calls failed: the drain was over too soon", tries)
-	}
-	u.stored()
-	u.AwaitNothingLeft(t, clearBound)
-}
-
 // The driver is upgraded, and then goes back, in the middle of an upload.
 func TestAnUpgradeDuringAnUploadLosesNothing(t *testing.T) {
 	for _, back := range []bool{false, true} {

@@ -169,25 +169,3 @@ func TestARotatedSecretOfASharedMount(t *testing.T) {
 	})
 }
 
-// A secret that does not work changes nothing for the publication, and the answer says so.
-func TestARotatedSecretThatIsRefused(t *testing.T) {
-	rigtest.ProcessOnly(t, "the service refuses the same with each launcher")
-	t.Parallel()
-	eachClient(t, func(t *testing.T, e *env, client string) {
-		first, stranger := e.user("owner"), map[string]string{"accessKeyID": "AKIAUNKNOWN000000000", "secretAccessKey": "nobodys-secret"}
-		e.secrets = append(e.secrets, stranger["secretAccessKey"])
-		v := static("refused", client)
-		target := e.publish(v, "a", secrets(first))
-		write(t, filepath.Join(target, "file"), "content")
-		want(t, e.tryPublish(time.Minute, v, target, secrets(stranger)), codes.Unavailable, "secret has changed", "keeps its session")
-		e.publish(v, "a", secrets(first))
-		if got := read(t, filepath.Join(target, "file")); got != "content" {
-			t.Errorf("it reads %q", got)
-		}
-		if n := e.lives(); n != 1 {
-			t.Errorf("%d mounts were made", n)
-		}
-		e.unpublish(v, target)
-		e.NothingLeft(t)
-	})
-}

@@ -21,35 +21,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
-func TestHelperAndClientHaveTheirUIDAndNoPrivileges(t *testing.T) {
-	u := start(t, newLauncher(t))
-	s := u.run("wait:/nowhere")
-	own := fmt.Sprint(u.UID)
-	four := strings.Join([]string{own, own, own, own}, " ")
-	const none = "0000000000000000"
-	for who, pid := range map[string]int{"helper": s.PID, "client": s.ClientPID} {
-		for name, want := range map[string]string{
-			"Uid": four, "Gid": four, "Groups": "", "NoNewPrivs": "1", "Umask": "0077", "Seccomp": "2",
-			"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none,
-		} {
-			if got := status(t, pid, name); got != want {
-				t.Errorf("%s: %s is %q, want %q", who, name, got, want)
-			}
-		}
-		limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
-		if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "core file size 0 0") {
-			t.Errorf("%s: core dumps are possible (%v)", who, err)
-		}
-		cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-		if err != nil || !strings.Contains(string(cgroup), "/system.slice/system-s3csi.slice/"+u.name()) {
-			t.Errorf("%s: cgroups %v\n%s", who, err, cgroup)
-		}
-	}
-	if pid := show(t, u.name(), "MainPID"); pid != fmt.Sprint(s.PID) {
-		t.Errorf("systemd takes %s for the main process, the helper is %d", pid, s.PID)
-	}
-}
-
 // everybodys is a directory of the host that every user may read and write.
 func everybodys(t *testing.T) string {
 	t.Helper()
