@@ -149,6 +149,13 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
+// newOwnBench is newBench for a test of what only the program of this repository does.
+func newOwnBench(t *testing.T) *bench {
+	t.Helper()
+	own(t)
+	return newBench(t)
+}
+
 func (b *bench) put(t *testing.T, key, content string) {
 	t.Helper()
 	if _, err := b.s3.PutObject(t.Context(), &s3.PutObjectInput{Bucket: aws.String(bucket), Key: &key, Body: strings.NewReader(content)}); err != nil {

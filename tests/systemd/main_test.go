@@ -279,21 +279,6 @@ func (u *unit) mustBeGone() {
 	}
 }
 
-// status is a field of /proc/<pid>/status.
-func status(t *testing.T, pid int, name string) string {
-	t.Helper()
-	body, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(body)) {
-		if key, value, _ := strings.Cut(line, ":"); key == name {
-			return strings.Join(strings.Fields(value), " ")
-		}
-	}
-	return ""
-}
-
 func kill(t *testing.T, pid int, sig unix.Signal) {
 	t.Helper()
 	if err := unix.Kill(pid, sig); err != nil {

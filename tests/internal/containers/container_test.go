@@ -1,13 +1,9 @@
 package containers_test
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -49,61 +45,6 @@ func write(t *testing.T, path, content string) {
 	t.Helper()
 	if err := errors.Join(os.WriteFile(path, []byte(content), 0o666), os.Chmod(path, 0o666)); err != nil {
 		t.Fatal(err)
-	}
-}
-
-func bounded(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func TestAContainerHasItsVolumesAndAPodsCgroup(t *testing.T) {
-	for name, tc := range map[string]struct {
-		style  containers.CgroupStyle
-		user   bool
-		cgroup string
-	}{
-		"cgroupfs":       {containers.CgroupFS, false, "/kubepods/burstable/pod" + podUID + "/"},
-		"systemd":        {containers.CgroupSystemd, false, "-pod" + strings.ReplaceAll(podUID, "-", "_") + ".slice/cri-containerd-"},
-		"user namespace": {containers.CgroupFS, true, podUID},
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := volume(t, "content")
-			c := containers.Start(t, containers.Options{
-				PodUID: podUID, Cgroup: tc.style, UserNamespace: tc.user,
-				Mounts: []containers.Mount{
-					{Source: dir, Target: "/data"}, {Source: dir, Target: "/read-only", ReadOnly: true},
-					{Source: filepath.Join(dir, "sub"), Target: "/sub"}, {Source: filepath.Join(dir, "file"), Target: "/file"},
-					{Source: dir, Target: "/slave", Propagation: "rslave"}, {Source: dir, Target: "/data/sub"},
-				},
-				Own: map[string]string{"data/file": "the container's own"},
-			})
-			if cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.PID)); err != nil || !strings.Contains(string(cgroups), tc.cgroup) {
-				t.Errorf("its cgroups: %s (%v)", cgroups, err)
-			}
-			for path, want := range map[string]string{
-				"/data/file": "content", "/read-only/file": "content", "/sub/file": "sub", "/file": "content", "/slave/file": "content", "/data/sub/file": "content",
-			} {
-				if got, err := c.Read(bounded(t), path); err != nil || got != want {
-					t.Errorf("%s: %q, %v; want %q", path, got, err, want)
-				}
-			}
-			if err := c.Write(bounded(t), "/read-only/new", "x"); !errors.Is(err, unix.EROFS) {
-				t.Errorf("a write to the read-only mount: %v", err)
-			}
-			if err := c.Write(bounded(t), "/data/new", "x"); err != nil {
-				t.Error(err)
-			}
-			if names, err := c.List(bounded(t), "/slave"); err != nil || !slices.Equal(names, []string{"file", "new", "sub"}) {
-				t.Errorf("listed %q, %v", names, err)
-			}
-			user, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/user", c.PID))
-			own, _ := os.Readlink("/proc/self/ns/user")
-			if err != nil || (user != own) != tc.user {
-				t.Errorf("its user namespace is %s, this one %s (%v)", user, own, err)
-			}
-		})
 	}
 }
 
