@@ -23,16 +23,13 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
 	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // behind returns a proxy in front of the bench's server, and an invocation that uses it.
 func (b *bench) behind(t *testing.T, mountOptions ...string) (*faultproxy.Proxy, client.Invocation) {
 	t.Helper()
-	proxy, err := faultproxy.Start(b.server.Endpoint())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = proxy.Stop() })
+	proxy := rigtest.Proxy(t, b.server.Endpoint())
 	in := invocation(t, proxy.Endpoint(), b.server.Region())
 	in.Options = options(t, mountOptions...)
 	return proxy, in

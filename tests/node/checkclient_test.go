@@ -17,6 +17,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/check"
 	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // A program that takes the descriptor and never answers ends as a failed row within the bound.
@@ -115,21 +116,11 @@ func TestCheckOfAClient_NamesTheSettingThatHelps(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEnv(t)
-			p, err := faultproxy.Start(e.Rig.S3.Endpoint)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if err := p.Stop(); err != nil {
-					t.Error(err)
-				}
-			})
+			p := rigtest.Proxy(t, e.Rig.S3.Endpoint)
 			p.Set(faultproxy.Faults{Quirk: tc.quirk})
 			config := filepath.Join(t.TempDir(), "config.yaml")
 			text := fmt.Sprintf("backends:\n  default: {endpoint: %q, region: %q, addressing: path}\n", p.Endpoint(), e.Rig.S3.Region)
-			if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			write(t, config, text)
 			r, code := e.reports(e.checkClient(mountpoint, "--config="+config, "--mount-options="+tc.options))
 			found, setting := map[string]bool{}, ""
 			for _, row := range slices.Concat(r.Sections[0].Rows, r.Sections[1].Rows) {

@@ -21,9 +21,7 @@ func TestABackendHasADefaultClient(t *testing.T) {
 		return fmt.Sprintf("  %s:\n    endpoint: %s\n    region: %s\n    addressing: path\n%s", name, e.proxy.Endpoint(), e.Rig.S3.Region, more)
 	}
 	text := "backends:\n" + backend("default", "") + backend("own", "    defaultClient: "+mountpoint+"\n")
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	write(t, config, text)
 	e.drive("--config=" + config) // --default-client=rclone
 	for name, client := range map[string]string{"default": rclone, "own": mountpoint} {
 		v := static("of-"+name, "", "backend", name)

@@ -168,4 +168,3 @@ func TestARotatedSecretOfASharedMount(t *testing.T) {
 		e.NothingLeft(t)
 	})
 }
-
