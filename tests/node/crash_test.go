@@ -3,7 +3,6 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -13,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
 	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
@@ -56,31 +54,6 @@ func TestMountsSurviveTheDriver(t *testing.T) {
 			t.Errorf("the bucket holds %v", got)
 		}
 	})
-}
-
-// The retry of a publication whose driver was killed need not wait for the tidying.
-func TestRetryAfterAKilledColdStart(t *testing.T) {
-	t.Parallel()
-	e := start(t)
-	v := static("retry", rclone)
-	for range 3 {
-		e.proxy.Set(faultproxy.Faults{Blackhole: true})
-		driver, done := e.Driver, make(chan error, 1)
-		go func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			_, err := driver.NodePublishVolume(ctx, rigtest.PublishRequest(v, e.Target("t")))
-			done <- err
-		}()
-		e.await(20*time.Second, "the helper", func() bool { return len(e.Running("")) > 0 })
-		e.restart()
-		if err := <-done; err == nil {
-			t.Error("the publication was over before the driver was killed")
-		}
-		e.proxy.Set(faultproxy.Faults{})
-		e.unpublish(v, e.publish(v, "t"))
-		e.awaitNothingLeft(20 * time.Second) // the sweep at start may be at what the first try left
-	}
 }
 
 // Where the driver is not to heal by itself, a mount whose client exited comes back with the next publication of its target,
