@@ -153,7 +153,7 @@ func checkSources(t *testing.T, dirs []string, includes func(path string) bool, 
 			t.Fatal(err)
 		}
 	}
-	if texts < 500 {
+	if texts < 300 {
 		t.Errorf("only %d texts were read", texts)
 	}
 }
