@@ -22,7 +22,7 @@ HELM_VERSION := $(shell sed -n 's,^\thelm.sh/helm/v4 ,,p' tests/kubernetes/go.mo
 KUBERNETES_VERSION := $(shell sed -n 's,^\tk8s.io/kubernetes ,,p' tests/kubernetes/go.mod)
 
 # make test runs the suites in this order, SUITE_JOBS at a time: most of them wait more than they compute. What compiles most begins first,
-# and then what takes long. The packages of tests that have namespaces of their own (tests/isolate) do not notice each other. process-% and
+# and then what takes long. The packages of tests that have namespaces of their own (tests/internal/isolate) do not notice each other. process-% and
 # systemd-% are a directory of tests with helpers as processes and as units of systemd, race-% one whose driver, helpers and rclone clients
 # have the race detector. Those of the faults start a thousand clients, which are built without it.
 SUITE_JOBS ?= 4
@@ -30,23 +30,21 @@ APART := node faults lifecycle systemd credentials controller policy
 SUITES := units systemd-node race-node models controller race-faults systemd-faults process-others process-systemd process-credentials clients vet \
 	race-linger systemd-linger systemd-upgrade systemd-credentials race-lifecycle race-rig
 
-# Tests that hold the driver to a time, such as a heal within a second. They run after all others, with nothing beside them.
-TIMED := ^TestTimed
-# Those of lingering mounts have a process of their own: a mount does not linger while the mount namespaces of other tests have copies of it.
-LINGER := Linger
+# Tests are in lanes by build tags. Without the tag "lane" a package has all its tests; with it, those of the lanes that are tags, too:
+# - tests/node: ordinary; timed, which check the times that the driver promises, and run with nothing beside them; linger, with a process of
+#   its own, because a mount does not linger while the mount namespaces of other tests have copies of it.
+# - tests/credentials: ordinary, and without a lane the search for secrets in everything that can be seen.
+# - tests/e2e: shared, of one cluster; deploy, which deploy the driver again; disrupt, which restart it, kubelet or the node or start many
+#   pods. The latter two run their tests one after the other, in a cluster of their own.
+LANE := go test -vet=off -count=1 -tags lane
 
 # The commit of whose driver tests upgrade; hack/older chooses one.
 OLDER ?=
 
 # Which of the tests in a Kubernetes make e2e runs.
 E2E ?= .
-# Those that deploy the driver again, and those that restart it, kubelet or the node or start many pods, run one after the other, in two clusters
-# of their own.
-E2E_DEPLOY := ^Test(Examples|InlineVolumesOfNamespaces|Installation|OffClusterController|SecondRelease|UpgradeIsTried)$$
-E2E_DISRUPT := ^Test(LauncherProcess|AgentsWithTheNodesRoot|ADeletedPodWaitsForItsFiles|FilesGoOn|ManyPodsAtOnce|Reboot|TokensOfServiceAccounts)$$
-
 # How many clusters run at a time. Each uses 3 GB. Those of the tests that run one after the other wait for most of the time, and are to have
-# their third of a processor at once: the one that many tests share is nice to them, and with it the cgroup of its cluster (tests/systemd).
+# their third of a processor at once: the one that many tests share is nice to them, and with it the cgroup of its cluster (tests/internal/systemd).
 E2E_JOBS ?= 3
 
 MODULES := . clients/rclone tests
@@ -109,12 +107,12 @@ failpoints:
 older:
 	hack/older $(BIN)/test/old $(OLDER)
 
-# The driver, its helper and its client with the race detector. tests/race has them report to the tests.
+# The driver, its helper and its client with the race detector. tests/internal/race has them report to the tests.
 .PHONY: race
 race: build $(if $(RUST),mountpoint) servers older
 	mkdir -p $(BIN)/race/test
 	printf '{"Replace": {"%s/cmd/s3-csi-driver/race.go": "%s", "%s/cmd/s3-csi-helper/race.go": "%s", "%s/clients/rclone/race.go": "%s"}}' \
-		$(foreach n,1 2 3,$(CURDIR) $(CURDIR)/tests/race/report.go) >$(BIN)/race/overlay.json
+		$(foreach n,1 2 3,$(CURDIR) $(CURDIR)/tests/internal/race/report.go) >$(BIN)/race/overlay.json
 	CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -ldflags "$(LDFLAGS)" -o $(BIN)/race/ ./cmd/...
 	CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -tags failpoints -o $(BIN)/race/test/failpoints/ ./cmd/...
 	cd clients/rclone && CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -ldflags "-s -w" -o $(BIN)/race/s3-csi-rclone .
@@ -152,6 +150,11 @@ test: suites ## Run every test of every module but those of make e2e; what needs
 suites: test-parts race $(if $(RUST),mountpoint-units)
 	$(MAKE) --no-print-directory -j$(SUITE_JOBS) -Otarget -k $(SUITES)
 
+# Only the programs of a test of nodes. The client in Rust is cached, and left out where it cannot be built.
+.PHONY: node-test
+node-test: build servers failpoints $(if $(RUST),mountpoint) ## Run tests of a node: T=TestRepublication, LAUNCHER=systemd
+	cd tests && S3CSI_LAUNCHER=$(LAUNCHER) go test -vet=off -count=1 -timeout 10m -run '$(or $(T),$(error T must name a test))' ./node
+
 # The other suites leave it to this one.
 .PHONY: vet
 vet:
@@ -160,7 +163,7 @@ vet:
 # Random histories against a model. One goroutine at a time runs there, so the race detector would only make them slow.
 .PHONY: models
 models:
-	go test -vet=off -count=1 -timeout 10m -run Model ./pkg/provision
+	go test -vet=off -count=1 -timeout 10m ./pkg/provision
 
 .PHONY: units clients mountpoint-units controller race-linger systemd-linger process-others systemd-credentials timed
 units:
@@ -178,31 +181,34 @@ controller:
 race-%: export S3CSI_BIN := $(BIN)/race
 race-faults: export S3CSI_BIN := $(BIN)/race/faults
 race-%: export S3CSI_RACE := 1
+race-rig: # its tests are those of the detector's reports
+	cd tests && go test -vet=off -count=1 ./internal/rig
+
 race-%:
-	cd tests && go test -vet=off -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)|$(LINGER)' ./$*/...
+	cd tests && $(LANE),ordinary -parallel 3 -timeout 30m ./$*/...
 
 process-%:
-	cd tests && go test -vet=off -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)|$(LINGER)' ./$*/...
+	cd tests && $(LANE),ordinary -parallel 3 -timeout 30m ./$*/...
 
 systemd-%:
-	cd tests && S3CSI_LAUNCHER=systemd go test -vet=off -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)|$(LINGER)' ./$*/...
+	cd tests && S3CSI_LAUNCHER=systemd $(LANE),ordinary -parallel 3 -timeout 30m ./$*/...
 
 process-others:
 	cd tests && apart='$(APART)' && go test -vet=off -count=1 -p 2 -parallel 3 -timeout 30m $$(go list ./... | grep -vE "/tests/(e2e|$${apart// /|})(/|$$)")
 
 # -parallel 2: more tests side by side have copies of each other's mounts.
 race-linger:
-	cd tests && go test -vet=off -count=1 -parallel 2 -timeout 10m -run '$(LINGER)' ./node
+	cd tests && $(LANE),linger -parallel 2 -timeout 10m ./node
 
 systemd-linger:
-	cd tests && S3CSI_LAUNCHER=systemd go test -vet=off -count=1 -parallel 2 -timeout 10m -run '$(LINGER)' ./node
+	cd tests && S3CSI_LAUNCHER=systemd $(LANE),linger -parallel 2 -timeout 10m ./node
 
 systemd-credentials: # the test that looks for secrets in the properties of units, too
-	cd tests && S3CSI_LAUNCHER=systemd go test -vet=off -count=1 -timeout 5m -run NothingSecret ./credentials
+	cd tests && S3CSI_LAUNCHER=systemd $(LANE) -timeout 5m ./credentials
 
 timed: test-parts
-	cd tests && go test -vet=off -count=1 -parallel 4 -timeout 10m -run '$(TIMED)' ./node
-	cd tests && S3CSI_LAUNCHER=systemd go test -vet=off -count=1 -parallel 4 -timeout 10m -run '$(TIMED)' ./node
+	cd tests && $(LANE),timed -parallel 4 -timeout 10m ./node
+	cd tests && S3CSI_LAUNCHER=systemd $(LANE),timed -parallel 4 -timeout 10m ./node
 
 # Without -v, what a failed test says stands beside its name.
 .PHONY: e2e e2e-deploy e2e-disrupt e2e-share e2e-some
@@ -210,13 +216,13 @@ e2e: test-parts $(if $(RUST),image) $(CLUSTER) ## Deploy the driver with its cha
 	$(MAKE) --no-print-directory -j$(E2E_JOBS) -Otarget -k $(if $(filter .,$(E2E)),e2e-disrupt e2e-share e2e-deploy,e2e-some)
 
 e2e-deploy:
-	cd tests && go test -vet=off -count=1 -timeout 40m -run '$(E2E_DEPLOY)' ./e2e
+	cd tests && $(LANE),deploy -timeout 40m ./e2e
 
 e2e-disrupt:
-	cd tests && go test -vet=off -count=1 -timeout 40m -run '$(E2E_DISRUPT)' ./e2e
+	cd tests && $(LANE),disrupt -timeout 40m ./e2e
 
 e2e-share:
-	cd tests && nice -n 1 go test -vet=off -count=1 -timeout 40m -parallel 10 -skip '$(E2E_DEPLOY)|$(E2E_DISRUPT)' ./e2e
+	cd tests && nice -n 1 $(LANE),shared -timeout 40m -parallel 10 ./e2e
 
 e2e-some:
 	cd tests && go test -vet=off -count=1 -timeout 75m -parallel 10 -run '$(E2E)' ./e2e
@@ -271,7 +277,7 @@ $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION):
 docs: ## Render the reference pages that tests compare with the code
 	go test ./pkg/client ./pkg/driver ./pkg/volume -run Doc -update
 	cd tests && go test ./chart -run TestReadme -update
-	cd tests && go test ./fuseclients -run Doc -update
+	cd tests && go test ./internal/fuseclients -run Doc -update
 
 .PHONY: manifests
 manifests: $(HELM) ## Render the manifests of deploy/ from the chart

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 )
 
-// reports allows the race detector to write its reports where the tests look for them (tests/race).
+// reports allows the race detector to write its reports where the tests look for them (tests/internal/race).
 func reports() []rule {
 	program, err := os.Executable()
 	if err != nil {

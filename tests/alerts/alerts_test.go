@@ -48,23 +48,26 @@ func TestAlertsFire(t *testing.T) {
 	const publish = `csi_plugin_operations_seconds_count{method_name="/csi.v1.Node/NodePublishVolume", grpc_status_code=`
 	const bucket = `csi_plugin_operations_seconds_bucket{method_name="/csi.v1.Node/NodePublishVolume", grpc_status_code="OK", le=`
 	for alert, series := range map[string]struct{ bad, good string }{
-		"S3VolumeUnavailable":            {`s3csi_mounts{client="rclone", state="failed"} 0x60 1x60`, `s3csi_mounts{client="rclone", state="healthy"} 5x120`},
-		"S3VolumeDataMayBeLost":          {`s3csi_mount_unflushed_total _x100 1x20`, `s3csi_mount_unflushed_total 1x120`},
-		"S3VolumeSessionExpired":         {`s3csi_mount_sessions{state="expired"} 1x120`, `s3csi_mount_sessions{state="valid"} 1x120`},
-		"S3VolumeSessionFailing":         {`s3csi_mount_sessions{state="failing"} 2x120`, `s3csi_mount_sessions{state="failing"} 0x120`},
-		"S3VolumeClientCrashLoop":        {`s3csi_mount_restarts_total{reason="oom"} 0+1x120`, `s3csi_mount_restarts_total{reason="oom"} 1x120`},
-		"S3VolumeNotHealed":              {`s3csi_mount_heals_total{result="failed"} _x100 1x20`, `s3csi_mount_heals_total{result="done"} 0+1x120`},
-		"S3VolumeDrainsLong":             {`s3csi_mounts{state="draining"} 1x120`, `s3csi_mounts{state="draining"} 0x120`},
-		"S3VolumePublishFails":           {publish + `"Unavailable"} 0+1x120`, publish + `"Aborted"} 0+1x120`},
-		"S3VolumePublishSlow":            {bucket + `"10"} 0x120` + "\n  " + bucket + `"60"} 0+1x120` + "\n  " + bucket + `"+Inf"} 0+1x120`, bucket + `"10"} 0+1x120` + "\n  " + bucket + `"+Inf"} 0+1x120`},
-		"S3VolumeProvisioningFails":      {`csi_plugin_operations_seconds_count{method_name="/csi.v1.Controller/CreateVolume", grpc_status_code="Internal"} 0+1x120`, `csi_plugin_operations_seconds_count{method_name="/csi.v1.Controller/CreateVolume", grpc_status_code="OK"} 0+1x120`},
+		"S3VolumeUnavailable":     {`s3csi_mounts{client="rclone", state="failed"} 0x60 1x60`, `s3csi_mounts{client="rclone", state="healthy"} 5x120`},
+		"S3VolumeDataMayBeLost":   {`s3csi_mount_unflushed_total _x100 1x20`, `s3csi_mount_unflushed_total 1x120`},
+		"S3VolumeSessionExpired":  {`s3csi_mount_sessions{state="expired"} 1x120`, `s3csi_mount_sessions{state="valid"} 1x120`},
+		"S3VolumeSessionFailing":  {`s3csi_mount_sessions{state="failing"} 2x120`, `s3csi_mount_sessions{state="failing"} 0x120`},
+		"S3VolumeClientCrashLoop": {`s3csi_mount_restarts_total{reason="oom"} 0+1x120`, `s3csi_mount_restarts_total{reason="oom"} 1x120`},
+		"S3VolumeNotHealed":       {`s3csi_mount_heals_total{result="failed"} _x100 1x20`, `s3csi_mount_heals_total{result="done"} 0+1x120`},
+		"S3VolumeDrainsLong":      {`s3csi_mounts{state="draining"} 1x120`, `s3csi_mounts{state="draining"} 0x120`},
+		"S3VolumePublishFails":    {publish + `"Unavailable"} 0+1x120`, publish + `"Aborted"} 0+1x120`},
+		"S3VolumePublishSlow": {bucket + `"10"} 0x120` + "\n  " + bucket + `"60"} 0+1x120` + "\n  " + bucket + `"+Inf"} 0+1x120`,
+			bucket + `"10"} 0+1x120` + "\n  " + bucket + `"+Inf"} 0+1x120`},
+		"S3VolumeProvisioningFails": {`csi_plugin_operations_seconds_count{method_name="/csi.v1.Controller/CreateVolume", grpc_status_code="Internal"} 0+1x120`,
+			`csi_plugin_operations_seconds_count{method_name="/csi.v1.Controller/CreateVolume", grpc_status_code="OK"} 0+1x120`},
 		"S3DriverConfigRefused":          {`s3csi_config_last_reload_successful 0x120`, `s3csi_config_last_reload_successful 1x120`},
 		"S3DriverFileSystemUnresponsive": {`s3csi_overdue_calls 1x120`, `s3csi_overdue_calls 0x120`},
 	} {
 		t.Run(alert, func(t *testing.T) {
 			rule := ruleOf(t, alert)
 			count := func(series, want string) {
-				promqltest.RunTest(t, "load 1m\n  "+series+"\n\neval instant at 110m count("+rule.Expr+") or vector(0)\n  "+want+"\n", promqltest.NewTestEngine(t, false, 0, 1e6))
+				promqltest.RunTest(t, "load 1m\n  "+series+"\n\neval instant at 110m count("+rule.Expr+") or vector(0)\n  "+want+"\n",
+					promqltest.NewTestEngine(t, false, 0, 1e6))
 			}
 			count(series.bad, "{} 1")
 			count(series.good, "{} 0")

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // bare starts and stops a client without the driver. Its directories are on the file systems that the driver's are on.
@@ -81,7 +81,8 @@ const (
 func bareOf(b *testing.B, n *rigtest.Node, command client.Command, number int) *bare {
 	b.Helper()
 	work := filepath.Join(n.Dir, fmt.Sprintf("bare-%d", number))
-	c := &bare{node: n, uid: bareUID + number, dir: filepath.Join(n.Dir, "targets", fmt.Sprintf("bare-%d", number)), cache: filepath.Join(work, "cache"), template: command}
+	c := &bare{node: n, uid: bareUID + number, dir: filepath.Join(n.Dir, "targets", fmt.Sprintf("bare-%d", number)), cache: filepath.Join(work, "cache"),
+		template: command}
 	home := filepath.Join(work, "home")
 	if command.Fusermount != "" {
 		c.mounts, c.uid, c.dir = true, 0, filepath.Join(home, client.Mountpoint)
@@ -147,7 +148,7 @@ func (c *bare) start() error {
 	if err != nil {
 		return errors.Join(err, unix.Unmount(c.dir, unix.MNT_DETACH))
 	}
-	fuse.Close() // or the client's death would not end the wait below
+	fuse.Close() // or the exit of the client would not end the wait below
 	return readRoot(c.dir)
 }
 

@@ -5,9 +5,9 @@
 // Each benchmark runs once for each client, as BenchmarkColdPublish/rclone. A client whose program is not built is skipped; -v
 // shows the reason. -short runs two rounds, to show that the benchmarks work.
 //
-// Every comparison is between two ways to the same thing, taken in turns in one run against one S3 server in a process of
-// its own, so that the machine, the server, the program and the data are the same for both and a change of load during
-// the run meets both. Each number is a median; which of the two goes first changes every round.
+// Every comparison is between two ways to the same thing. They take turns in one run, against one S3 server in a process of its own: the
+// machine, the server, the program and the data are the same for both, and a change of load affects both. Each number is a median; which of the
+// two goes first changes every round.
 //
 // The bare client (type bare) is the least that anybody has to do to serve a prefix: open /dev/fuse, mount(2), execute the
 // client as a user of its own with the argument vector that the driver gives it, credentials in its environment.

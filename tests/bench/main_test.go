@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 func TestMain(m *testing.M) { os.Exit(rigtest.Main(m)) }

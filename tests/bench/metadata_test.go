@@ -12,7 +12,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 const (
@@ -84,7 +84,8 @@ func fillDirectory(b *testing.B, n *rigtest.Node, prefix string) []string {
 		name := fmt.Sprintf("file-%05d", i)
 		names = append(names, name)
 		puts.Go(func() error {
-			_, err := n.Server.S3.PutObject(b.Context(), &s3.PutObjectInput{Bucket: aws.String(rigtest.Bucket), Key: aws.String(prefix + name), Body: strings.NewReader("x")})
+			_, err := n.Server.S3.PutObject(b.Context(), &s3.PutObjectInput{Bucket: aws.String(rigtest.Bucket), Key: aws.String(prefix + name),
+				Body: strings.NewReader("x")})
 			return err
 		})
 	}

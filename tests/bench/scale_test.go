@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // BenchmarkScale measures what mounts that no process uses cost the driver, with 100 and 300 of them, or with the numbers in
@@ -163,7 +163,8 @@ func withResolvConf(b *testing.B, n *rigtest.Node) {
 	b.Helper()
 	own := filepath.Join(n.Dir, "pod-resolv.conf")
 	must(b, os.WriteFile(own, []byte("nameserver 127.0.0.1\n"), 0o644))
-	n.Wrapper = []string{"unshare", "--mount", "--propagation", "private", "sh", "-ec", `mount --bind "$0" /etc/resolv.conf; exec setpriv --pdeathsig KILL "$@"`, own}
+	n.Wrapper = []string{"unshare", "--mount", "--propagation", "private", "sh", "-ec", `mount --bind "$0" /etc/resolv.conf; exec setpriv --pdeathsig KILL "$@"`,
+		own}
 }
 
 // kernelMounts returns how many MB the kernel's objects of mounts take.

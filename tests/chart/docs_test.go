@@ -19,7 +19,8 @@ func readDocument(t *testing.T, path string) string {
 
 // The chart accepts the values that the pages on installing show.
 func TestDocumentedValuesAreTaken(t *testing.T) {
-	text := readDocument(t, root+"/docs/how-to/install.md") + readDocument(t, root+"/docs/how-to/aws.md") + readDocument(t, root+"/docs/how-to/platforms.md") + readDocument(t, root+"/docs/how-to/hardening.md") +
+	text := readDocument(t, root+"/docs/how-to/install.md") + readDocument(t, root+"/docs/how-to/aws.md") + readDocument(t,
+		root+"/docs/how-to/platforms.md") + readDocument(t, root+"/docs/how-to/hardening.md") +
 		readDocument(t, root+"/docs/how-to/upgrading.md") + readDocument(t, root+"/docs/how-to/credentials-setup.md") + readDocument(t, root+"/docs/how-to/minio.md")
 	tried, secrets := 0, 0
 	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(text, -1) {
@@ -66,7 +67,8 @@ func TestDocumentsNameValues(t *testing.T) {
 		}
 	}
 	named := 0
-	for _, file := range []string{root + "/docs/how-to/install.md", root + "/docs/how-to/off-cluster.md", root + "/docs/explanation/inline-volumes.md", root + "/docs/how-to/usage.md", root + "/README.md", chartDir + "/values.yaml", chartDir + "/templates/NOTES.txt", chartDir + "/templates/validate.yaml"} {
+	for _, file := range []string{root + "/docs/how-to/install.md", root + "/docs/how-to/off-cluster.md", root + "/docs/explanation/inline-volumes.md",
+		root + "/docs/how-to/usage.md", root + "/README.md", chartDir + "/values.yaml", chartDir + "/templates/NOTES.txt", chartDir + "/templates/validate.yaml"} {
 		for _, word := range regexp.MustCompile(`(?:^|[^\w.$/-])(\w+(?:\.\w+)+)`).FindAllStringSubmatch(readDocument(t, file), -1) {
 			first, _, _ := strings.Cut(word[1], ".")
 			if !roots[first] || first == "backends" || known[word[1]] || strings.Contains(word[1], ".md") {

@@ -253,11 +253,13 @@ func TestTokensThatKubeletBrings(t *testing.T) {
 		"AWS with another":         {"backends: {default: {sts: {audience: mine}}}", "mine:3600"},
 		"a service without STS":    {"backends: {lab: {endpoint: 'https://s3.example.com'}}", ""},
 		"a service without tokens": {"backends: {lab: {endpoint: 'https://s3.example.com', sts: {}}}", ""},
-		"several":                  {"backends: {a: {}, b: {endpoint: 'https://s3.example.com', sts: {audience: b}}, c: {endpoint: 'https://c.example.com', sts: {audience: b}}}", "b:3600 sts.amazonaws.com:3600"},
-		"pod identity":             {"csiDriver: {tokenRequests: {podIdentity: true}}", "pods.eks.amazonaws.com:3600 sts.amazonaws.com:3600"},
-		"nothing by itself":        {"csiDriver: {tokenRequests: {derive: false}}", ""},
-		"given instead":            {"csiDriver: {tokenRequests: {derive: false, additional: [{audience: x, expirationSeconds: 600}]}}", "x:600"},
-		"given as well":            {"csiDriver: {tokenRequests: {expirationSeconds: 900, additional: [{audience: sts.amazonaws.com, expirationSeconds: 7200}]}}", "sts.amazonaws.com:7200"},
+		"several": {"backends: {a: {}, b: {endpoint: 'https://s3.example.com', sts: {audience: b}}, c: {endpoint: 'https://c.example.com', sts: " +
+			"{audience: b}}}", "b:3600 sts.amazonaws.com:3600"},
+		"pod identity":      {"csiDriver: {tokenRequests: {podIdentity: true}}", "pods.eks.amazonaws.com:3600 sts.amazonaws.com:3600"},
+		"nothing by itself": {"csiDriver: {tokenRequests: {derive: false}}", ""},
+		"given instead":     {"csiDriver: {tokenRequests: {derive: false, additional: [{audience: x, expirationSeconds: 600}]}}", "x:600"},
+		"given as well": {"csiDriver: {tokenRequests: {expirationSeconds: 900, additional: [{audience: sts.amazonaws.com, expirationSeconds: 7200}]}}",
+			"sts.amazonaws.com:7200"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			csi := one(t, template(t, withValues(t, c.values)...), "CSIDriver")

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // pinned matches an image with a tag and a digest.
@@ -59,7 +59,8 @@ func TestDigestsFollowTheTags(t *testing.T) {
 			t.Errorf("%s: %q, want %q", tc.set, got, tc.want)
 		}
 	}
-	if got := images(template(t, "--set", "image.repository=mirror/driver,image.tag=v1,image.digest="+digest))["s3-csi-driver"]; got != "mirror/driver:v1@"+digest {
+	if got := images(template(t,
+		"--set", "image.repository=mirror/driver,image.tag=v1,image.digest="+digest))["s3-csi-driver"]; got != "mirror/driver:v1@"+digest {
 		t.Errorf("the driver's image is %q", got)
 	}
 	if _, _, err := tryTemplate(t, "--set", "image.digest=sha256:short"); err == nil {
@@ -168,7 +169,8 @@ func TestImagesComeFromOneRegistry(t *testing.T) {
 
 // A sidecar has the pull policy of the driver, or its own.
 func TestPullPolicies(t *testing.T) {
-	own := map[string]string{"csi-provisioner": "provisioner", "csi-resizer": "resizer", "csi-snapshotter": "snapshotter", "node-driver-registrar": "nodeDriverRegistrar", "liveness-probe": "livenessProbe"}
+	own := map[string]string{"csi-provisioner": "provisioner", "csi-resizer": "resizer", "csi-snapshotter": "snapshotter",
+		"node-driver-registrar": "nodeDriverRegistrar", "liveness-probe": "livenessProbe"}
 	const all = "image.pullPolicy=Always,sidecars.resizer.enabled=true,snapshots.enabled=true"
 	for name, c := range containers(template(t, "--set", all)) {
 		if c.Pull != "Always" {

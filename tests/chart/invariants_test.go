@@ -12,7 +12,7 @@ import (
 )
 
 // Properties of the rendered objects that hold for all values.
-func TestNobodyGetsMoreThanTheyNeed(t *testing.T) {
+func TestChart_GrantsOnlyWhatIsNeeded(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant string, objects []object) {
 		if len(workloads(objects)) == 0 {
 			t.Fatal("nothing runs")
@@ -96,7 +96,8 @@ func checkContainer(t *testing.T, o object, c container) {
 		if m.SubPath != "" {
 			t.Errorf("%s: %s is a subPath, which no change reaches", place, m.MountPath)
 		}
-		if token := m.MountPath == "/var/run/secrets/kubernetes.io/serviceaccount"; token && !slices.Contains([]string{"csi-provisioner", "csi-resizer", "csi-snapshotter"}, c.Name) {
+		if token := m.MountPath == "/var/run/secrets/kubernetes.io/serviceaccount"; token &&
+			!slices.Contains([]string{"csi-provisioner", "csi-resizer", "csi-snapshotter"}, c.Name) {
 			t.Errorf("%s has a token for the API server", place)
 		}
 	}
@@ -151,7 +152,8 @@ func rights(objects []object, kind string) []string {
 			if place == "" {
 				place = "cluster"
 			}
-			list = append(list, fmt.Sprintf("%s: %s/%s%v %s", place, strings.Join(r.APIGroups, ","), strings.Join(r.Resources, ","), r.ResourceNames, strings.Join(r.Verbs, ",")))
+			list = append(list, fmt.Sprintf("%s: %s/%s%v %s", place, strings.Join(r.APIGroups, ","), strings.Join(r.Resources, ","), r.ResourceNames,
+				strings.Join(r.Verbs, ",")))
 		}
 	}
 	slices.Sort(list)
@@ -214,12 +216,14 @@ func TestRightsOfTheSnapshotter(t *testing.T) {
 			t.Errorf("%d %ss with %d bindings", roles, kind, bindings)
 		}
 	}
-	secret := template(t, withValues(t, "snapshots: {enabled: true}\nvolumeSnapshotClasses: [{name: a, parameters: {csi.storage.k8s.io/snapshotter-secret-name: x}}]")...)
+	secret := template(t, withValues(t, "snapshots: {enabled: true}\nvolumeSnapshotClasses: [{name: a, parameters: "+
+		"{csi.storage.k8s.io/snapshotter-secret-name: x}}]")...)
 	if !slices.Contains(rights(secret, "ClusterRole"), "cluster: /secrets[] get") || slices.Contains(rights(with, "ClusterRole"), "cluster: /secrets[] get") {
 		t.Error("secrets are not read exactly if a class names one")
 	}
 	classes := of(template(t, "--values", values("snapshotter")), "VolumeSnapshotClass")
-	if len(classes) != 2 || classes[0].Parameters["consistency"] != "time" || classes[0].Metadata.Annotations["snapshot.storage.kubernetes.io/is-default-class"] != "true" {
+	if len(classes) != 2 || classes[0].Parameters["consistency"] != "time" ||
+		classes[0].Metadata.Annotations["snapshot.storage.kubernetes.io/is-default-class"] != "true" {
 		t.Errorf("%+v", classes)
 	}
 }
@@ -261,16 +265,19 @@ func TestRightsOfTheProvisioner(t *testing.T) {
 		values        string
 		cluster, role []string
 	}{
-		"by default":                          {"", cluster, lease},
-		"a class with a secret":               {class, append(secrets, cluster...), lease},
-		"a class with one for the resizer":    {"storageClasses: [{name: a, parameters: {csi.storage.k8s.io/controller-expand-secret-name: x}}]\n", append(secrets, cluster...), lease},
-		"clones":                              {"clones: {enabled: true}", []string{cluster[0], cluster[1] + ",update", cluster[2], cluster[3]}, lease},
-		"a class without one":                 {"storageClasses: [{name: a, parameters: {bucketName: b}}]", cluster, lease},
-		"asked for":                           {"rbac: {secrets: true}", append(secrets, cluster...), lease},
-		"namespaces":                          {"rbac: {secrets: true, secretNamespaces: [b, a]}", cluster, append([]string{"a: /secrets[] get", "b: /secrets[] get"}, lease...)},
-		"namespaces for a class":              {class + "rbac: {secretNamespaces: [a]}", cluster, append([]string{"a: /secrets[] get"}, lease...)},
-		"nothing":                             {"rbac: {create: false, secrets: true, secretNamespaces: [a]}", nil, nil},
-		"a lease with the name of the driver": {"driverName: my.s3.driver", cluster, []string{lease[0], "s3-csi: coordination.k8s.io/leases[my-s3-driver] get,update"}},
+		"by default":            {"", cluster, lease},
+		"a class with a secret": {class, append(secrets, cluster...), lease},
+		"a class with one for the resizer": {"storageClasses: [{name: a, parameters: {csi.storage.k8s.io/controller-expand-secret-name: x}}]\n",
+			append(secrets, cluster...), lease},
+		"clones":              {"clones: {enabled: true}", []string{cluster[0], cluster[1] + ",update", cluster[2], cluster[3]}, lease},
+		"a class without one": {"storageClasses: [{name: a, parameters: {bucketName: b}}]", cluster, lease},
+		"asked for":           {"rbac: {secrets: true}", append(secrets, cluster...), lease},
+		"namespaces": {"rbac: {secrets: true, secretNamespaces: [b, a]}", cluster,
+			append([]string{"a: /secrets[] get", "b: /secrets[] get"}, lease...)},
+		"namespaces for a class": {class + "rbac: {secretNamespaces: [a]}", cluster, append([]string{"a: /secrets[] get"}, lease...)},
+		"nothing":                {"rbac: {create: false, secrets: true, secretNamespaces: [a]}", nil, nil},
+		"a lease with the name of the driver": {"driverName: my.s3.driver", cluster,
+			[]string{lease[0], "s3-csi: coordination.k8s.io/leases[my-s3-driver] get,update"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			objects := template(t, withValues(t, c.values)...)
@@ -366,7 +373,7 @@ func TestPortsAreUniqueOnTheHostNetwork(t *testing.T) {
 }
 
 // Probes use a port of the container, and the address that it listens on.
-func TestProbesAskWhereSomebodyListens(t *testing.T) {
+func TestProbes_UsePortsThatAreServed(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant string, objects []object) {
 		for _, o := range workloads(objects) {
 			listening := map[int]string{} // port → host

@@ -57,10 +57,12 @@ func TestVolumesSideBySide(t *testing.T) {
 		}
 	}
 	spec, csi := pv.Spec, pv.Spec.CSI
-	if pv.Metadata.Name == before.Metadata.Name || csi.VolumeHandle == before.Spec.CSI.VolumeHandle || csi.Driver != "s3.csi.driver" || spec.PersistentVolumeReclaimPolicy != "Retain" {
+	if pv.Metadata.Name == before.Metadata.Name || csi.VolumeHandle == before.Spec.CSI.VolumeHandle || csi.Driver != "s3.csi.driver" ||
+		spec.PersistentVolumeReclaimPolicy != "Retain" {
 		t.Errorf("the volume: %s", list.Items[0])
 	}
-	if pvc.Spec.VolumeName != pv.Metadata.Name || spec.ClaimRef.Name != pvc.Metadata.Name || spec.ClaimRef.Namespace != pvc.Metadata.Namespace || pvc.Spec.StorageClassName == nil || *pvc.Spec.StorageClassName != "" {
+	if pvc.Spec.VolumeName != pv.Metadata.Name || spec.ClaimRef.Name != pvc.Metadata.Name || spec.ClaimRef.Namespace != pvc.Metadata.Namespace ||
+		pvc.Spec.StorageClassName == nil || *pvc.Spec.StorageClassName != "" {
 		t.Errorf("volume and claim are not bound to each other: %s", out)
 	}
 	if !maps.Equal(csi.VolumeAttributes, before.Spec.CSI.VolumeAttributes) {

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // cluster is a kubectl of a cluster with two nodes, for the script: tests/e2e runs it in a real one.
@@ -104,7 +104,8 @@ func TestPluginShowsTheMountsOfAllNodes(t *testing.T) {
 			Node   string
 			Status *struct{ Version string }
 		}
-		if err := json.Unmarshal([]byte(out), &nodes); err != nil || len(nodes) != 2 || nodes[0].Node != "worker-1" || nodes[0].Status != nil || nodes[1].Status == nil {
+		if err := json.Unmarshal([]byte(out), &nodes); err != nil || len(nodes) != 2 || nodes[0].Node != "worker-1" || nodes[0].Status != nil ||
+			nodes[1].Status == nil {
 			t.Errorf("%v: %s", err, out)
 		}
 		if code == 0 || !strings.Contains(stderr, "worker-1") || strings.Contains(stderr, "worker-2") {
@@ -119,7 +120,8 @@ func TestPluginShowsTheMountsOfAllNodes(t *testing.T) {
 func TestPluginShowsTheLogsOfAPod(t *testing.T) {
 	eachShell(t, func(t *testing.T, shell string) {
 		out, stderr, _, code := plugin(t, shell, nil, "logs", "-n", "team-a", "web-0")
-		if code != 0 || !strings.Contains(out, "--pod=team-a/web-0 --client-output") || !strings.Contains(out, "about key-17") || !strings.Contains(out, "pods/0b1f") ||
+		if code != 0 || !strings.Contains(out, "--pod=team-a/web-0 --client-output") || !strings.Contains(out, "about key-17") ||
+			!strings.Contains(out, "pods/0b1f") ||
 			strings.Contains(out, "key-18") || strings.Contains(out, "node-a") {
 			t.Errorf("%d: %s%s", code, out, stderr)
 		}
@@ -132,15 +134,18 @@ func TestPluginShowsTheLogsOfAPod(t *testing.T) {
 func TestPluginChecksAllNodesAndShowsVolumes(t *testing.T) {
 	eachShell(t, func(t *testing.T, shell string) {
 		_, _, ran, code := plugin(t, shell, nil, "check", "--bucket=data")
-		want := "exec -n s3-csi node-b -c s3-csi-driver -- /usr/local/bin/s3-csi-driver check --state-dir=/run/x --launcher=process --config=/etc/c.yaml --node --bucket=data"
+		want := "exec -n s3-csi node-b -c s3-csi-driver -- /usr/local/bin/s3-csi-driver check --state-dir=/run/x --launcher=process --config=/etc/c.yaml --node " +
+			"--bucket=data"
 		if code != 0 || !slices.Contains(ran, want) {
 			t.Errorf("%d: it ran %q", code, ran)
 		}
-		if _, stderr, ran, code := plugin(t, shell, []string{"BROKEN=node-a"}, "check"); code == 0 || !strings.Contains(stderr, "worker-1") || !slices.ContainsFunc(ran, func(s string) bool { return strings.Contains(s, "exec -n s3-csi node-b") }) {
+		if _, stderr, ran, code := plugin(t, shell, []string{"BROKEN=node-a"}, "check"); code == 0 || !strings.Contains(stderr, "worker-1") ||
+			!slices.ContainsFunc(ran, func(s string) bool { return strings.Contains(s, "exec -n s3-csi node-b") }) {
 			t.Errorf("%d, %s", code, stderr)
 		}
 		_, _, ran, code = plugin(t, shell, nil, "volumes", "--all")
-		want = "exec -n s3-csi controller-a -c s3-csi-driver -- /usr/local/bin/s3-csi-driver volumes --driver-name=s3.csi.driver --cluster-id=prod --config=/etc/c.yaml --all"
+		want = "exec -n s3-csi controller-a -c s3-csi-driver -- /usr/local/bin/s3-csi-driver volumes --driver-name=s3.csi.driver --cluster-id=prod " +
+			"--config=/etc/c.yaml --all"
 		if code != 0 || !slices.Contains(ran, want) {
 			t.Errorf("%d: it ran %q", code, ran)
 		}
@@ -179,7 +184,8 @@ func TestPluginWritesABundle(t *testing.T) {
 			}
 			files[strings.TrimPrefix(h.Name, "s3csi-bundle/")] = string(text)
 		}
-		for _, name := range []string{"node-worker-1.status.json", "node-worker-2.status.json", "volumes.json", "node-a.log", "node-b.log", "controller-a.log", "errors.txt", "pods.txt"} {
+		for _, name := range []string{"node-worker-1.status.json", "node-worker-2.status.json", "volumes.json", "node-a.log", "node-b.log", "controller-a.log",
+			"errors.txt", "pods.txt"} {
 			if _, ok := files[name]; !ok {
 				t.Errorf("the bundle has no %s", name)
 			}

@@ -39,7 +39,8 @@ sidecars:
   livenessProbe: {extraArgs: [--v=6]}
 `)...)
 	want := map[string]string{
-		"controller/s3-csi-driver": "--v=1", "node/s3-csi-driver": "--v=2", "controller/csi-provisioner": "--v=3", "controller/csi-resizer": "--v=4", "controller/csi-snapshotter": "--v=7",
+		"controller/s3-csi-driver": "--v=1", "node/s3-csi-driver": "--v=2", "controller/csi-provisioner": "--v=3", "controller/csi-resizer": "--v=4",
+		"controller/csi-snapshotter": "--v=7",
 		"node/node-driver-registrar": "--v=5", "controller/liveness-probe": "--v=6", "node/liveness-probe": "--v=6",
 	}
 	for name, c := range containers(objects) {
@@ -63,14 +64,16 @@ func TestMetadata(t *testing.T) {
 			if labels["common"] != "l" || annotations["common"] != "a" {
 				t.Errorf("%s: %s %s has %v and %v", variant, o.Kind, o.Metadata.Name, labels, annotations)
 			}
-			if labels[name] == "other" || labels["app.kubernetes.io/managed-by"] != "Helm" || !strings.HasPrefix(labels["helm.sh/chart"], "s3-csi-driver-") || labels["app.kubernetes.io/part-of"] != "s3-csi-driver" {
+			if labels[name] == "other" || labels["app.kubernetes.io/managed-by"] != "Helm" || !strings.HasPrefix(labels["helm.sh/chart"], "s3-csi-driver-") ||
+				labels["app.kubernetes.io/part-of"] != "s3-csi-driver" {
 				t.Errorf("%s: %s %s has the labels %v", variant, o.Kind, o.Metadata.Name, labels)
 			}
 			if o.Kind != "Deployment" && o.Kind != "DaemonSet" {
 				continue
 			}
 			labels, annotations = o.Spec.Template.Metadata.Labels, o.Spec.Template.Metadata.Annotations
-			if labels["common"] != "l" || annotations["common"] != "a" || labels[name] == "other" || annotations["kubectl.kubernetes.io/default-container"] != "s3-csi-driver" {
+			if labels["common"] != "l" || annotations["common"] != "a" || labels[name] == "other" ||
+				annotations["kubectl.kubernetes.io/default-container"] != "s3-csi-driver" {
 				t.Errorf("%s: the pods of %s have %v and %v", variant, o.Metadata.Name, labels, annotations)
 			}
 			if labels["helm.sh/chart"] != "" {
@@ -83,14 +86,16 @@ func TestMetadata(t *testing.T) {
 controller: {podLabels: {own: pod}, podAnnotations: {own: pod}, serviceAccount: {annotations: {own: account}}}
 storageClasses: [{name: a, default: true, labels: {own: class}, annotations: {own: class}}]
 secrets: [{name: a, stringData: {}, labels: {own: secret}, annotations: {own: secret}}]
-metrics: {enabled: true, serviceAnnotations: {own: service}, serviceMonitor: {enabled: true, labels: {own: monitor}}, prometheusRule: {enabled: true, labels: {own: rule}}, dashboard: {enabled: true, labels: {own: dashboard}, annotations: {own: dashboard}}}
+metrics: {enabled: true, serviceAnnotations: {own: service}, serviceMonitor: {enabled: true, labels: {own: monitor}}, prometheusRule: {enabled: true,
+  labels: {own: rule}}, dashboard: {enabled: true, labels: {own: dashboard}, annotations: {own: dashboard}}}
 `)...)...)
 	pods := one(t, objects, "Deployment").Spec.Template.Metadata
 	if pods.Labels["own"] != "pod" || pods.Annotations["own"] != "pod" {
 		t.Errorf("the pods have %v and %v", pods.Labels, pods.Annotations)
 	}
 	for kind, want := range map[string][2]string{
-		"StorageClass": {"class", "class"}, "Secret": {"secret", "secret"}, "Service": {"common", "service"}, "ServiceMonitor": {"monitor", "common"}, "PrometheusRule": {"rule", "common"}, "ConfigMap": {"dashboard", "dashboard"},
+		"StorageClass": {"class", "class"}, "Secret": {"secret", "secret"}, "Service": {"common", "service"}, "ServiceMonitor": {"monitor", "common"},
+		"PrometheusRule": {"rule", "common"}, "ConfigMap": {"dashboard", "dashboard"},
 	} {
 		for _, o := range of(objects, kind) {
 			if have := [2]string{o.Metadata.Labels["own"], o.Metadata.Annotations["own"]}; have != want {
@@ -113,10 +118,12 @@ func TestNetworkPolicies(t *testing.T) {
 		values string
 		want   []string
 	}{
-		"by default":  {"", nil},
-		"for both":    {both, []string{"controller Ingress: in to [], out to []", "node Ingress: in to [], out to []"}},
-		"the metrics": {both + "metrics: {enabled: true}\nsidecars: {resizer: {enabled: true}}", []string{"controller Ingress: in to [driver provisioner resizer] of 0, out to []", "node Ingress: in to [driver] of 0, out to []"}},
-		"some of it": {"metrics: {enabled: true}\ncontroller: {networkPolicy: {enabled: true, metricsFrom: [{podSelector: {}}], egress: [{to: [{ipBlock: {cidr: 10.0.0.0/8}}], ports: [{port: 443}]}]}}",
+		"by default": {"", nil},
+		"for both":   {both, []string{"controller Ingress: in to [], out to []", "node Ingress: in to [], out to []"}},
+		"the metrics": {both + "metrics: {enabled: true}\nsidecars: {resizer: {enabled: true}}",
+			[]string{"controller Ingress: in to [driver provisioner resizer] of 0, out to []", "node Ingress: in to [driver] of 0, out to []"}},
+		"some of it": {"metrics: {enabled: true}\ncontroller: {networkPolicy: {enabled: true, metricsFrom: [{podSelector: {}}], egress: [{to: [{ipBlock: {cidr: " +
+			"10.0.0.0/8}}], ports: [{port: 443}]}]}}",
 			[]string{"controller Ingress,Egress: in to [driver provisioner] of 1, out to [53 53] of 0 [443] of 1"}},
 		"no controller": {both + "nodeComponentOnly: true", []string{"node Ingress: in to [], out to []"}},
 		"no node":       {both + "controllerOnly: true", []string{"controller Ingress: in to [], out to []"}},
@@ -171,7 +178,8 @@ func TestCheckPod(t *testing.T) {
 			have, _ := p.raw["spec"].(map[string]any)
 			template, _ := controllers[i].raw["spec"].(map[string]any)["template"].(map[string]any)
 			want, _ := template["spec"].(map[string]any)
-			for _, field := range []string{"serviceAccountName", "automountServiceAccountToken", "imagePullSecrets", "hostNetwork", "dnsPolicy", "securityContext", "nodeSelector", "tolerations", "affinity"} {
+			for _, field := range []string{"serviceAccountName", "automountServiceAccountToken", "imagePullSecrets", "hostNetwork", "dnsPolicy", "securityContext",
+				"nodeSelector", "tolerations", "affinity"} {
 				if !reflect.DeepEqual(have[field], want[field]) {
 					t.Errorf("%s is %v, and the controller's %v", field, have[field], want[field])
 				}
@@ -275,10 +283,12 @@ func TestOpenShift(t *testing.T) {
 		values string
 		want   map[string]string // by service account
 	}{
-		"elsewhere":     {"", map[string]string{}},
-		"on it":         {"openshift: {enabled: true}", map[string]string{"s3-csi-driver-controller": role + "nonroot-v2", "s3-csi-driver-node": role + "privileged"}},
-		"nodes":         {"openshift: {enabled: true}\nnodeComponentOnly: true", map[string]string{"s3-csi-driver-node": role + "privileged"}},
-		"other account": {"openshift: {enabled: true}\ncontrollerOnly: true\ncontroller: {serviceAccount: {name: mine}}", map[string]string{"mine": role + "nonroot-v2"}},
+		"elsewhere": {"", map[string]string{}},
+		"on it": {"openshift: {enabled: true}", map[string]string{"s3-csi-driver-controller": role + "nonroot-v2",
+			"s3-csi-driver-node": role + "privileged"}},
+		"nodes": {"openshift: {enabled: true}\nnodeComponentOnly: true", map[string]string{"s3-csi-driver-node": role + "privileged"}},
+		"other account": {"openshift: {enabled: true}\ncontrollerOnly: true\ncontroller: {serviceAccount: {name: mine}}",
+			map[string]string{"mine": role + "nonroot-v2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			objects := template(t, withValues(t, c.values)...)
@@ -343,14 +353,17 @@ func TestExistingObjects(t *testing.T) {
 		audience string
 		strategy string
 	}{
-		"the chart's":             {"backends: {a: {}}", []string{"ConfigMap s3-csi-driver-config"}, 1, "sts.amazonaws.com", "RollingUpdate"},
-		"a ConfigMap":             {"existingConfig: {configMapName: x}", []string{"ConfigMap x"}, 0, "", "RollingUpdate"},
-		"a Secret":                {"existingConfig: {secretName: x}", []string{"Secret x"}, 0, "", "RollingUpdate"},
-		"for one controller":      {"existingConfig: {secretName: x, singleController: true}\ncontroller: {replicas: 1}", []string{"Secret x"}, 0, "", "Recreate"},
-		"its client":              {"existingConfig: {secretName: x}\nnode: {defaultClient: other}", []string{"Secret x"}, 0, "", "RollingUpdate"},
-		"certificates":            {backend + "existingCACertificates: {configMapName: ca}", []string{"ConfigMap ca", "ConfigMap s3-csi-driver-config"}, 1, "sts.amazonaws.com", "RollingUpdate"},
-		"certificates of Secrets": {backend + "existingCACertificates: {secretName: tls}", []string{"Secret tls", "ConfigMap s3-csi-driver-config"}, 1, "sts.amazonaws.com", "RollingUpdate"},
-		"all of it":               {"existingConfig: {configMapName: x}\nexistingCACertificates: {configMapName: ca, secretName: tls}", []string{"ConfigMap ca", "Secret tls", "ConfigMap x"}, 0, "", "RollingUpdate"},
+		"the chart's":        {"backends: {a: {}}", []string{"ConfigMap s3-csi-driver-config"}, 1, "sts.amazonaws.com", "RollingUpdate"},
+		"a ConfigMap":        {"existingConfig: {configMapName: x}", []string{"ConfigMap x"}, 0, "", "RollingUpdate"},
+		"a Secret":           {"existingConfig: {secretName: x}", []string{"Secret x"}, 0, "", "RollingUpdate"},
+		"for one controller": {"existingConfig: {secretName: x, singleController: true}\ncontroller: {replicas: 1}", []string{"Secret x"}, 0, "", "Recreate"},
+		"its client":         {"existingConfig: {secretName: x}\nnode: {defaultClient: other}", []string{"Secret x"}, 0, "", "RollingUpdate"},
+		"certificates": {backend + "existingCACertificates: {configMapName: ca}", []string{"ConfigMap ca", "ConfigMap s3-csi-driver-config"}, 1,
+			"sts.amazonaws.com", "RollingUpdate"},
+		"certificates of Secrets": {backend + "existingCACertificates: {secretName: tls}", []string{"Secret tls", "ConfigMap s3-csi-driver-config"}, 1,
+			"sts.amazonaws.com", "RollingUpdate"},
+		"all of it": {"existingConfig: {configMapName: x}\nexistingCACertificates: {configMapName: ca, secretName: tls}",
+			[]string{"ConfigMap ca", "Secret tls", "ConfigMap x"}, 0, "", "RollingUpdate"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			objects := template(t, withValues(t, c.values)...)
@@ -408,14 +421,17 @@ func TestVolumesOfNodes(t *testing.T) {
 
 // Values of pods and of their workloads arrive where they belong.
 func TestPodValues(t *testing.T) {
-	const pod = `{revisionHistoryLimit: 3, annotations: {own: workload}, hostAliases: [{ip: 10.0.0.1, hostnames: [s3.lab]}], dnsConfig: {options: [{name: ndots, value: "1"}]}, initContainers: [{name: before, image: busybox}]`
-	objects := template(t, withValues(t, "controller: "+pod+", updateStrategy: {type: Recreate}, podDisruptionBudget: {unhealthyPodEvictionPolicy: AlwaysAllow}}\nnode: "+pod+", mountTimeout: 3m}\n")...)
+	const pod = `{revisionHistoryLimit: 3, annotations: {own: workload}, hostAliases: [{ip: 10.0.0.1, hostnames: [s3.lab]}], ` +
+		`dnsConfig: {options: [{name: ndots, value: "1"}]}, initContainers: [{name: before, image: busybox}]`
+	objects := template(t, withValues(t, "controller: "+pod+", updateStrategy: {type: Recreate}, podDisruptionBudget: {unhealthyPodEvictionPolicy: "+
+		"AlwaysAllow}}\nnode: "+pod+", mountTimeout: 3m}\n")...)
 	for _, o := range workloads(objects) {
 		s := o.Spec.Template.Spec
 		if o.Spec.RevisionHistoryLimit != 3 || o.Metadata.Annotations["own"] != "workload" || len(s.InitContainers) != 1 || s.InitContainers[0].Name != "before" {
 			t.Errorf("%s: history %d, annotations %v, init containers %v", o.Kind, o.Spec.RevisionHistoryLimit, o.Metadata.Annotations, s.InitContainers)
 		}
-		if len(s.HostAliases) != 1 || s.HostAliases[0].IP != "10.0.0.1" || len(s.DNSConfig.Options) != 1 || s.DNSConfig.Options[0].Name != "ndots" || s.ServiceLinks == nil || *s.ServiceLinks {
+		if len(s.HostAliases) != 1 || s.HostAliases[0].IP != "10.0.0.1" || len(s.DNSConfig.Options) != 1 || s.DNSConfig.Options[0].Name != "ndots" ||
+			s.ServiceLinks == nil || *s.ServiceLinks {
 			t.Errorf("%s: names by %v, %v and service links %v", o.Kind, s.HostAliases, s.DNSConfig, s.ServiceLinks)
 		}
 	}
@@ -440,7 +456,8 @@ func TestRelabelings(t *testing.T) {
 		}
 		for _, o := range monitors {
 			for _, e := range append(o.Spec.Endpoints, o.Spec.PodEndpoints...) {
-				if e.Interval != "1m" || e.Timeout != "20s" || len(e.Relabelings) != 1 || e.Relabelings[0]["targetLabel"] != "node" || len(e.MetricRelabelings) != 1 || e.MetricRelabelings[0]["action"] != "drop" {
+				if e.Interval != "1m" || e.Timeout != "20s" || len(e.Relabelings) != 1 || e.Relabelings[0]["targetLabel"] != "node" || len(e.MetricRelabelings) != 1 ||
+					e.MetricRelabelings[0]["action"] != "drop" {
 					t.Errorf("%s %s: %+v", kind, o.Metadata.Name, e)
 				}
 			}

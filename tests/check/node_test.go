@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 
 	checks "github.com/s3-csi/s3-csi-driver/pkg/check"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -39,7 +39,8 @@ func TestAHostThatCanServeVolumes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := run(t, g.user, g.backend(""), append(rig.IsolationFlags(), "--create-bucket", "--node", "--launcher=process", "--state-dir="+dir+"/state", "--host-dir="+dir+"/programs", "--client-dir="+clients, "--default-client=rclone")...)
+	r := run(t, g.user, g.backend(""), append(rig.IsolationFlags(), "--create-bucket", "--node", "--launcher=process", "--state-dir="+dir+"/state",
+		"--host-dir="+dir+"/programs", "--client-dir="+clients, "--default-client=rclone")...)
 	if len(r.Sections) != 2 || r.Sections[1].Name != "node" {
 		t.Fatalf("%+v", r.Report)
 	}
@@ -53,11 +54,13 @@ func TestAHostThatCanServeVolumes(t *testing.T) {
 	for _, row := range r.Sections[1].Rows {
 		names = append(names, row.Check)
 	}
-	const want = "hostMounts isolation fuseDevice fuseMount stateDir cacheDir launcher sandbox survivesDriver hostPrograms hostPIDs openat2 openTree moveMount mountSetattr statxMountID moveMountBeneath cgroups client.mountpoint-s3 client.rclone dns.lab"
+	const want = "hostMounts isolation fuseDevice fuseMount stateDir cacheDir launcher sandbox survivesDriver hostPrograms hostPIDs openat2 openTree moveMount " +
+		"mountSetattr statxMountID moveMountBeneath cgroups client.mountpoint-s3 client.rclone dns.lab"
 	if got := strings.Join(names, " "); got != want {
 		t.Errorf("rows\n%s\nwant\n%s", got, want)
 	}
-	for check, want := range map[string]checks.Result{"fuseMount": checks.Yes, "stateDir": checks.Yes, "cacheDir": checks.Yes, "hostPrograms": checks.Yes, "client.rclone": checks.Yes, "client.mountpoint-s3": checks.No, "dns.lab": checks.Yes} {
+	for check, want := range map[string]checks.Result{"fuseMount": checks.Yes, "stateDir": checks.Yes, "cacheDir": checks.Yes, "hostPrograms": checks.Yes,
+		"client.rclone": checks.Yes, "client.mountpoint-s3": checks.No, "dns.lab": checks.Yes} {
 		if got := row(t, r, check); got.Result != want {
 			t.Errorf("%+v", got)
 		}
@@ -102,7 +105,8 @@ func TestAHostThatCannotServeVolumesSaysWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := newGateway(t)
-	r := run(t, g.user, `  lab: {endpoint: "http://no-such-host.invalid:9000"}`+"\n", "--node", "--launcher=systemd", "--state-dir="+file+"/state", "--host-dir="+file+"/programs", "--client-dir="+t.TempDir())
+	r := run(t, g.user, `  lab: {endpoint: "http://no-such-host.invalid:9000"}`+"\n", "--node", "--launcher=systemd", "--state-dir="+file+"/state",
+		"--host-dir="+file+"/programs", "--client-dir="+t.TempDir())
 	if got := row(t, r, "reachable"); got.Result != checks.No || !got.Needed {
 		t.Errorf("%+v", got)
 	}
@@ -130,7 +134,8 @@ func TestACheckNamesADirectoryThatClientsCannotReach(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := newGateway(t)
-	r := run(t, g.user, g.backend(""), "--node", "--launcher=process", "--state-dir="+closed+"/state", "--cache-dir="+closed+"/cache", "--host-dir="+closed+"/programs")
+	r := run(t, g.user, g.backend(""), "--node", "--launcher=process", "--state-dir="+closed+"/state", "--cache-dir="+closed+"/cache",
+		"--host-dir="+closed+"/programs")
 	for _, check := range []string{"stateDir", "cacheDir", "hostPrograms"} {
 		if got := row(t, r, check); got.Result != checks.No || !strings.Contains(got.Why, closed+" ") {
 			t.Errorf("%+v", got)

@@ -12,7 +12,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 
 	checks "github.com/s3-csi/s3-csi-driver/pkg/check"
 )
@@ -227,15 +228,7 @@ func TestCheck_FindsWhatAServiceCannotDo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p, err := faultproxy.Start(g.Endpoint())
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if err := p.Stop(); err != nil {
-					t.Error(err)
-				}
-			})
+			p := rigtest.Proxy(t, g.Endpoint())
 			p.Set(faultproxy.Faults{Quirk: tc.quirk})
 			r := run(t, g.user, fmt.Sprintf("  lab: {endpoint: %q, region: %s}\n", p.Endpoint(), g.Region()), "--create-bucket")
 			got := row(t, r, tc.row)
@@ -262,15 +255,7 @@ func TestCheck_NamesTheAddressingThatWorks(t *testing.T) {
 	if _, err := client(g.Endpoint(), g.Region(), g.Keys()).CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: aws.String(bucket)}); err != nil {
 		t.Fatal(err)
 	}
-	p, err := faultproxy.Start(g.Endpoint())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	p := rigtest.Proxy(t, g.Endpoint())
 	backend := func(addressing string) string {
 		return fmt.Sprintf("  lab: {endpoint: http://s3.example, region: %s, addressing: %s, proxy: {url: %q}}\n", g.Region(), addressing, p.Endpoint())
 	}
@@ -303,15 +288,7 @@ func TestCheck_NamesTheAddressingThatWorks(t *testing.T) {
 func TestCheck_ChecksumsAreNeededByTheirClientOnly(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
-	p, err := faultproxy.Start(g.Endpoint())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	p := rigtest.Proxy(t, g.Endpoint())
 	p.Set(faultproxy.Faults{Quirk: refusing(of("PutObject", "UploadPart").When(has("X-Amz-Trailer")), 501, "NotImplemented")})
 	for name, tc := range map[string]struct {
 		more   string

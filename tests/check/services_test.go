@@ -22,10 +22,10 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
-	"github.com/s3-csi/s3-csi-driver/tests/minio"
-	"github.com/s3-csi/s3-csi-driver/tests/pages"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/sts"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pages"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/sts"
 
 	checks "github.com/s3-csi/s3-csi-driver/pkg/check"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -172,10 +172,12 @@ func TestAGatewayWithATokenService(t *testing.T) {
 		if _, err := c.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: aws.String("there")}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.PutBucketVersioning(t.Context(), &s3.PutBucketVersioningInput{Bucket: aws.String("there"), VersioningConfiguration: &types.VersioningConfiguration{Status: types.BucketVersioningStatusEnabled}}); err != nil {
+		if _, err := c.PutBucketVersioning(t.Context(), &s3.PutBucketVersioningInput{Bucket: aws.String("there"),
+			VersioningConfiguration: &types.VersioningConfiguration{Status: types.BucketVersioningStatusEnabled}}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.PutObject(t.Context(), &s3.PutObjectInput{Bucket: aws.String("there"), Key: aws.String(".s3-csi/check/mine"), Body: strings.NewReader("x")}); err != nil {
+		if _, err := c.PutObject(t.Context(), &s3.PutObjectInput{Bucket: aws.String("there"), Key: aws.String(".s3-csi/check/mine"),
+			Body: strings.NewReader("x")}); err != nil {
 			t.Fatal(err)
 		}
 		r := run(t, g.user, g.backend(g.sts("federationToken")), "--bucket=there")
@@ -207,7 +209,8 @@ func TestAGatewayWithATokenService(t *testing.T) {
 	t.Run("the table for people says the same", func(t *testing.T) {
 		cmd := command(t, g.user, g.backend(", scope: required"), "--create-bucket")
 		out, err := cmd.Output()
-		for _, want := range []string{"backend lab (" + g.Endpoint() + ")\n", "\n  yes      conditional writes", "\n! no       volumes with the driver's credentials get sessions", "sts: {roleOptional: true} for MinIO", `marked with "!"`} {
+		for _, want := range []string{"backend lab (" + g.Endpoint() + ")\n", "\n  yes      conditional writes", "\n! no       volumes with the driver's " +
+			"credentials get sessions", "sts: {roleOptional: true} for MinIO", `marked with "!"`} {
 			if !strings.Contains(string(out), want) {
 				t.Errorf("%q is not in\n%s", want, out)
 			}
@@ -308,13 +311,15 @@ func TestMinIO(t *testing.T) {
 		if off := row(t, run(t, m.Keys(), backend(""), "--bucket=there"), "timeSnapshots"); off.Result != checks.No || !strings.Contains(off.Why, "versioning") {
 			t.Errorf("%+v", off)
 		}
-		if _, err := c.PutBucketVersioning(t.Context(), &s3.PutBucketVersioningInput{Bucket: bucket, VersioningConfiguration: &types.VersioningConfiguration{Status: types.BucketVersioningStatusEnabled}}); err != nil {
+		if _, err := c.PutBucketVersioning(t.Context(), &s3.PutBucketVersioningInput{Bucket: bucket,
+			VersioningConfiguration: &types.VersioningConfiguration{Status: types.BucketVersioningStatusEnabled}}); err != nil {
 			t.Fatal(err)
 		}
 		if on := row(t, run(t, m.Keys(), backend(""), "--bucket=there"), "timeSnapshots"); on.Result != checks.Yes {
 			t.Errorf("%+v", on)
 		}
-		if left, err := c.ListObjectVersions(t.Context(), &s3.ListObjectVersionsInput{Bucket: bucket}); err != nil || len(left.Versions)+len(left.DeleteMarkers) != 0 {
+		if left, err := c.ListObjectVersions(t.Context(), &s3.ListObjectVersionsInput{Bucket: bucket}); err != nil ||
+			len(left.Versions)+len(left.DeleteMarkers) != 0 {
 			t.Errorf("left: %+v %+v, %v", left.Versions, left.DeleteMarkers, err)
 		}
 	})
@@ -474,7 +479,8 @@ func TestAWorkloadsRole(t *testing.T) {
 		Policy: `{"Version":"2012-10-17","Statement":[
 			{"Effect":"Allow","Action":"s3:ListBucket","Resource":"arn:aws:s3:::mine","Condition":{"StringLike":{"s3:prefix":"team/*"}}},
 			{"Effect":"Allow","Action":"s3:*Object","Resource":"arn:aws:s3:::mine/team/*"}]}`,
-		Trust: s3server.Trust{Issuers: []s3server.TrustedIssuer{{URL: issuer.URL(), Audiences: []string{audience}, Subjects: []string{"system:serviceaccount:apps:web"}}}},
+		Trust: s3server.Trust{Issuers: []s3server.TrustedIssuer{{URL: issuer.URL(), Audiences: []string{audience},
+			Subjects: []string{"system:serviceaccount:apps:web"}}}},
 	}))(t)
 	file := func(account string) string {
 		token, err := issuer.Token(sts.TokenRequest{Namespace: "apps", ServiceAccount: account, Audiences: []string{audience}})
@@ -537,7 +543,10 @@ func TestANodeReportsATokenServiceThatVerifiesNothing(t *testing.T) {
 			w.WriteHeader(http.StatusForbidden)
 			return
 		}
-		fmt.Fprint(w, `<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>A</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken><Expiration>2100-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>`)
+		fmt.Fprint(w,
+			`<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleWithWebIdentityResult><Credentials>`+
+				`<AccessKeyId>A</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken><Expiration>2100-01-01T00:00:00Z</Expiration>`+
+				`</Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>`)
 	}))
 	r := run(t, g.user, g.backend(fmt.Sprintf(", sts: {endpoint: %q}", service)), "--node", "--state-dir="+t.TempDir(), "--host-dir="+t.TempDir())
 	if got := row(t, r, "webIdentity"); got.Result != checks.No || !got.Needed {
@@ -561,7 +570,7 @@ func TestOnlyTheBackendThatIsNamedIsChecked(t *testing.T) {
 	}
 }
 
-// hold lets requests through to a service, but for the first that writes an object of a check: that waits until nobody waits
+// hold lets requests through to a service, but for the first that writes an object of a check: that waits until no process waits
 // for it any more, and is carried out when the check's bucket is about to be deleted.
 type hold struct {
 	http.Handler

@@ -8,15 +8,16 @@ import (
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/inventory"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 // The command volumes shows what a controller has created, with the same config file, and fails if something cannot be read.
 func TestVolumes(t *testing.T) {
 	server := rigtest.StartServer(t, s3server.Options{})
 	backends := "  lab:\n    endpoint: " + server.Endpoint() + "\n    region: " + server.Region() + "\n    addressing: path\n"
-	record := `{"version":1,"driver":"s3.csi.driver","cluster":"c","name":"v","volumeID":"lab:` + rigtest.Bucket + `/v/","parametersDigest":"x","onDelete":"delete","state":"deleting",` +
+	record := `{"version":1,"driver":"s3.csi.driver","cluster":"c","name":"v","volumeID":"lab:` + rigtest.Bucket + `/v/",` +
+		`"parametersDigest":"x","onDelete":"delete","state":"deleting",` +
 		`"generation":1,"firstPrefix":"v/","created":"2026-01-01T00:00:00Z","updated":"2026-01-01T00:00:00Z"}`
 	server.Put(t, rigtest.Bucket, ".s3-csi/volumes/v", record)
 	volumes := func(args ...string) (inventory.Document, int) {

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/minio"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 )

@@ -17,7 +17,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/copier"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
 )
 
 // behind is the same server and bucket, behind a proxy with a quirk. The test's own requests do not pass it.

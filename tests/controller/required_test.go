@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 func TestRequiredScopeIsProvenOnce(t *testing.T) {

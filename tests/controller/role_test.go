@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 // lab is a server of one test alone, whose token service it can break.

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package credentials
 
 import (
@@ -15,10 +17,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 // never is longer than any test: the token service answers when its behaviour is set again.
@@ -144,7 +146,8 @@ func TestRefusedSessionsUndoTheStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.Rig.S3.Keys = e.user
-	nobody, err := e.SetRole(t.Context(), s3server.Role{Name: "nothing", Policy: `{"Version":"2012-10-17","Statement":[]}`, Trust: s3server.Trust{Users: []string{"bob"}}})
+	nobody, err := e.SetRole(t.Context(), s3server.Role{Name: "nothing", Policy: `{"Version":"2012-10-17","Statement":[]}`,
+		Trust: s3server.Trust{Users: []string{"bob"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

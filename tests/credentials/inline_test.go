@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package credentials
 
 import (
@@ -16,9 +18,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/sts"
 	"github.com/s3-csi/s3-csi-driver/tests/policy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/sts"
 )
 
 // inline is an inline volume "data" of a pod with that UID, as kubelet has it: the handle, and the target below the pod's directory.
@@ -32,12 +34,14 @@ func podUID(n int) string { return fmt.Sprintf("0f2b8a52-0000-4000-8000-%012d", 
 
 // tryInline publishes as kubelet does for a pod of the namespace, with podInfoOnMount and tokenRequests: the secret, where the pod
 // names one, beside the tokens.
-func (e *env) tryInline(pod string, attributes, secret map[string]string, changes ...func(*csi.NodePublishVolumeRequest)) (v *csi.Volume, target string, err error) {
+func (e *env) tryInline(pod string, attributes, secret map[string]string, changes ...func(*csi.NodePublishVolumeRequest)) (v *csi.Volume, target string,
+	err error) {
 	e.t.Helper()
 	v, target = e.inline(pod, attributes)
 	r := rigtest.PublishRequest(v, target)
 	r.VolumeContext = maps.Clone(attributes)
-	for key, value := range map[string]string{"pod.name": "web-0", "pod.namespace": namespace, "pod.uid": pod, "serviceAccount.name": account, "ephemeral": "true"} {
+	for key, value := range map[string]string{"pod.name": "web-0", "pod.namespace": namespace, "pod.uid": pod, "serviceAccount.name": account,
+		"ephemeral": "true"} {
 		r.VolumeContext["csi.storage.k8s.io/"+key] = value
 	}
 	r.Secrets = map[string]string{tokensKey: sts.CSITokens(map[string]sts.Token{audience: e.token(time.Hour, audience)})}
@@ -130,10 +134,11 @@ func TestInlineVolumesThatAreRefused(t *testing.T) {
 		"another pod's token": {nil, func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeContext["csi.storage.k8s.io/serviceAccount.name"] = "admin"
 		}, codes.InvalidArgument, []string{namespace + "/" + account, namespace + "/admin"}},
-		"memory":          {map[string]string{"memoryLimit": "64Gi"}, nil, codes.PermissionDenied, []string{"memoryLimit: 64Gi", "--memory-limit"}},
-		"memory, by name": {map[string]string{"client": mountpoint, "mountOptions": "memory-target=65536"}, nil, codes.PermissionDenied, []string{"mountOptions", "--memory-limit"}},
-		"a log":           {map[string]string{"mountOptions": "debug"}, nil, codes.PermissionDenied, []string{`"debug"`}},
-		"no bucket":       {map[string]string{"bucketName": ""}, nil, codes.InvalidArgument, []string{"volume_context.bucketName"}},
+		"memory": {map[string]string{"memoryLimit": "64Gi"}, nil, codes.PermissionDenied, []string{"memoryLimit: 64Gi", "--memory-limit"}},
+		"memory, by name": {map[string]string{"client": mountpoint, "mountOptions": "memory-target=65536"}, nil, codes.PermissionDenied,
+			[]string{"mountOptions", "--memory-limit"}},
+		"a log":     {map[string]string{"mountOptions": "debug"}, nil, codes.PermissionDenied, []string{`"debug"`}},
+		"no bucket": {map[string]string{"bucketName": ""}, nil, codes.InvalidArgument, []string{"volume_context.bucketName"}},
 	} {
 		attributes := map[string]string{"bucketName": bucket, "prefix": "inline/", "client": rclone}
 		maps.Copy(attributes, tt.attributes)

@@ -16,12 +16,12 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/sts"
 	"github.com/s3-csi/s3-csi-driver/tests/policy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/sts"
 )
 
 const (
@@ -74,7 +74,8 @@ func newEnv(t *testing.T) *env {
 	}
 	e.Rig.S3.Keys = e.user
 	e.role, err = e.SetRole(t.Context(), s3server.Role{Name: namespace + "." + account, Policy: everything, Trust: s3server.Trust{
-		Users: []string{"alice"}, Issuers: []s3server.TrustedIssuer{{URL: e.issuer.URL(), Audiences: []string{audience}, Subjects: []string{"system:serviceaccount:" + namespace + ":" + account}}}}})
+		Users: []string{"alice"}, Issuers: []s3server.TrustedIssuer{{URL: e.issuer.URL(), Audiences: []string{audience},
+			Subjects: []string{"system:serviceaccount:" + namespace + ":" + account}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +216,8 @@ func (e *env) own() source {
 func (e *env) request(v *csi.Volume, target string, from source) *csi.NodePublishVolumeRequest {
 	r := rigtest.PublishRequest(v, target)
 	r.VolumeContext = maps.Clone(v.GetVolumeContext())
-	for key, value := range map[string]string{"pod.name": "web-0", "pod.namespace": namespace, "pod.uid": "0f2b8a52-0000-4000-8000-000000000000", "serviceAccount.name": account, "ephemeral": "false"} {
+	for key, value := range map[string]string{"pod.name": "web-0", "pod.namespace": namespace, "pod.uid": "0f2b8a52-0000-4000-8000-000000000000",
+		"serviceAccount.name": account, "ephemeral": "false"} {
 		r.VolumeContext["csi.storage.k8s.io/"+key] = value
 	}
 	from.bring(r)

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package credentials
 
 import (
@@ -17,12 +19,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/tests/minio"
-	"github.com/s3-csi/s3-csi-driver/tests/pages"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pages"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/sts"
 	"github.com/s3-csi/s3-csi-driver/tests/policy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/sts"
 )
 
 // EnvLong switches on what takes longer than MinIO's shortest session, a quarter of an hour.
@@ -84,7 +86,8 @@ func startMinIO(t *testing.T) *minioEnv {
 		Credentials: awscredentials.NewStaticCredentialsProvider(e.server.Keys().AccessKeyID, e.server.Keys().SecretAccessKey, ""),
 	})}}
 	e.config = filepath.Join(r.Dir, "config.yaml")
-	file := fmt.Sprintf("backends:\n  default:\n    endpoint: %s\n    region: %s\n    scope: required\n    sts: {roleOptional: true, audience: %s}\n    workloadRoleARN: %s\n",
+	file := fmt.Sprintf("backends:\n  default:\n    endpoint: %s\n    region: %s\n    scope: required\n    sts: {roleOptional: true, audience: %s}\n    "+
+		"workloadRoleARN: %s\n",
 		e.server.Endpoint(), e.server.Region(), audience, minio.RoleARN(audience))
 	if err := os.WriteFile(e.config, []byte(file), 0o644); err != nil {
 		t.Fatal(err)
@@ -199,7 +202,8 @@ func TestThePoliciesOfTheMinIOPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(e.config, []byte(strings.ReplaceAll(string(config), "scope: required", "scope: required\n    controllerCredentials: secret")), 0o644); err != nil {
+	if err := os.WriteFile(e.config, []byte(strings.ReplaceAll(string(config), "scope: required", "scope: required\n    controllerCredentials: secret")),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	e.Kill()
@@ -217,7 +221,8 @@ func TestThePoliciesOfTheMinIOPage(t *testing.T) {
 		t.Error(err)
 	}
 	e.unpublish(made.GetVolume(), at)
-	if _, err := e.DeleteVolume(rigtest.Context(t, time.Minute), &csi.DeleteVolumeRequest{VolumeId: made.GetVolume().GetVolumeId(), Secrets: secrets}); err != nil {
+	if _, err := e.DeleteVolume(rigtest.Context(t, time.Minute), &csi.DeleteVolumeRequest{VolumeId: made.GetVolume().GetVolumeId(),
+		Secrets: secrets}); err != nil {
 		t.Error(err)
 	}
 	if left := e.Keys(t, shared, "team-a/pvc-2"); len(left) > 0 {

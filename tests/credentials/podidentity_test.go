@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package credentials
 
 import (
@@ -9,10 +11,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	scope "github.com/s3-csi/s3-csi-driver/pkg/policy"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/sts"
 	"github.com/s3-csi/s3-csi-driver/tests/policy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/sts"
 )
 
 // What EKS Pod Identity's agent gives is narrowed to the volume by taking on a role with it. The driver does that for backends
@@ -56,7 +58,8 @@ func TestPodIdentityIsNarrowedByAnotherRole(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return credentials.Order{Kind: credentials.PodIdentity, Token: token.Value, RoleARN: role, Name: "pod", Policy: document, Duration: time.Minute, STS: service.STS, AgentURI: agent.URL()}
+		return credentials.Order{Kind: credentials.PodIdentity, Token: token.Value, RoleARN: role, Name: "pod", Policy: document, Duration: time.Minute,
+			STS: service.STS, AgentURI: agent.URL()}
 	}
 	keys, err := session.NewMaker("").Make(ctx, order(sts.PodIdentityAudience, time.Hour))
 	if err != nil {

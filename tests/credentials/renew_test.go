@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package credentials
 
 import (
@@ -11,9 +13,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 // Work in a mount continues while its session is renewed, the token service is unavailable, its clock is minutes off, or the driver
@@ -144,7 +146,8 @@ func TestAnExpiredSessionIsAClearState(t *testing.T) {
 				return strings.Contains(err.Error(), tt.word) // not before an attempt has failed
 			})
 			e.await(10*time.Second, "the volume's health to say that the session is over, and why", func() bool {
-				resp, err := e.NodeGetVolumeHealth(rigtest.Context(t, 10*time.Second), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetVolumeId(), VolumePublishPath: target})
+				resp, err := e.NodeGetVolumeHealth(rigtest.Context(t, 10*time.Second), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetVolumeId(),
+					VolumePublishPath: target})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package credentials
 
 import (
@@ -12,9 +14,6 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 )
-
-// short is how long sessions last that are to be renewed soon. A busy machine must be able to, before an upload with the last one fails.
-const short = 6 * time.Second
 
 // keyOf is another key of alice's.
 func (e *env) keyOf() credentials.Keys {

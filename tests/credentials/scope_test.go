@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package credentials
 
 import (
@@ -15,9 +17,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 	"github.com/s3-csi/s3-csi-driver/tests/policy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 )
 
 // A mount works with all that its pod does, and its session, taken from where its client has it, does nothing else.
@@ -117,7 +119,7 @@ func TestAServiceThatIgnoresPoliciesIsRefusedWhereScopeIsRequired(t *testing.T) 
 }
 
 // A refusal of the token service is reported at once, with its own code.
-func TestRefusalsOfTheTokenServiceAreTold(t *testing.T) {
+func TestTokenService_RefusalsAreReported(t *testing.T) {
 	e := start(t)
 	other := source{"a role that does not trust the pod", func(r *csi.NodePublishVolumeRequest) {
 		e.workload(true).bring(r)

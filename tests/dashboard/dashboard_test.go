@@ -14,8 +14,8 @@ import (
 
 	"github.com/prometheus/prometheus/promql/promqltest"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 func TestMain(m *testing.M) { os.Exit(rigtest.Main(m)) }

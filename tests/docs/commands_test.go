@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	printed "github.com/s3-csi/s3-csi-driver/tests/pages"
+	printed "github.com/s3-csi/s3-csi-driver/tests/internal/pages"
 )
 
 // placeholder is what a reader replaces in a command.

@@ -79,7 +79,8 @@ func TestLinks(t *testing.T) {
 // Files of the repository that name a page of docs/, such as errors of the driver and alerts, name one that exists, and its headings.
 // The page on other drivers links to their pages.
 func TestReferences(t *testing.T) {
-	out, err := exec.CommandContext(t.Context(), "git", "-C", root, "grep", "-IohE", `\bdocs/[a-z0-9/-]+\.md(#[A-Za-z0-9_-]+)?`, "--", ".", ":!docs/explanation/comparison.md").Output()
+	out, err := exec.CommandContext(t.Context(), "git", "-C", root, "grep", "-IohE", `\bdocs/[a-z0-9/-]+\.md(#[A-Za-z0-9_-]+)?`, "--", ".",
+		":!docs/explanation/comparison.md").Output()
 	if err != nil {
 		t.Skipf("not a checkout: %v", err)
 	}

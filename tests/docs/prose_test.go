@@ -30,7 +30,7 @@ var substitutions = []struct{ words, instead string }{
 	{`last words`, "exit output"},
 	{`dies|died|dying|deaths?`, "exit, crash"},
 	{`living|dead`, "healthy, running; stale, exited"},
-	{`relive|births?`, "restart, start, generation"},
+	{`relive|births?|(?:previous|next|another|new) (?:life|lives)`, "restart, start, generation"},
 	{`comes? to (?:its|their) end`, "finish"},
 	{`mend|mends|mended|uphold|upholds`, "repair, ensure"},
 	{`look(?:s|ed)? after`, "reconcile"},
@@ -60,7 +60,7 @@ func newRules() rules {
 // check returns what is wrong with a line of prose: words to replace, and sentences that are too long.
 func (r rules) check(line string) []string {
 	var found []string
-	lower := strings.ReplaceAll(strings.ToLower(line), `"nobody"`, "") // the user of this name
+	lower := strings.NewReplacer(`"nobody"`, "", "user nobody", "").Replace(strings.ToLower(line)) // the user of this name
 	for _, match := range r.words.FindAllStringSubmatch(lower, -1) {
 		i := slices.IndexFunc(match[1:], func(group string) bool { return group != "" })
 		found = append(found, fmt.Sprintf("write %q instead of %q", substitutions[i].instead, match[0]))
@@ -100,44 +100,121 @@ func TestProse(t *testing.T) {
 
 // Texts of errors, logs, flags and metrics follow the same rules. They are what is a sentence among the strings of the driver.
 func TestProseOfStrings(t *testing.T) {
+	checkSources(t, []string{"pkg", "cmd", "clients/rclone"}, isProduct, stringsOf)
+}
+
+// Comments, and the failure texts and names of tests, follow the same rules in the folders that have been revised.
+func TestProseOfTests(t *testing.T) {
+	dirs := []string{"tests"}
+	checkSources(t, dirs, isRevised, commentsOf)
+	checkSources(t, dirs, isRevised, failuresOf)
+	checkSources(t, dirs, isRevised, testNamesOf)
+}
+
+func isProduct(path string) bool { return !strings.HasSuffix(path, "_test.go") }
+
+// isRevised leaves out the list of words, and a suite that has not been revised.
+func isRevised(path string) bool {
+	return !strings.HasSuffix(path, "docs/prose_test.go") && !strings.Contains(path, "tests/controller/")
+}
+
+// text is what a person reads in a source file.
+type text struct {
+	pos   token.Pos
+	lines []string
+}
+
+// checkSources checks the texts of the Go files below directories.
+func checkSources(t *testing.T, dirs []string, includes func(path string) bool, textsOf func(*ast.File) []text) {
+	t.Helper()
 	r := newRules()
-	strs := 0
-	for _, dir := range []string{"pkg", "cmd", "clients/rclone"} {
+	texts := 0
+	for _, dir := range dirs {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || !includes(path) {
 				return err
 			}
 			files := token.NewFileSet()
-			file, err := parser.ParseFile(files, path, nil, parser.SkipObjectResolution)
+			file, err := parser.ParseFile(files, path, nil, parser.SkipObjectResolution|parser.ParseComments)
 			if err != nil {
 				return err
 			}
-			ast.Inspect(file, func(n ast.Node) bool {
-				literal, ok := n.(*ast.BasicLit)
-				if !ok || literal.Kind != token.STRING {
-					return true
-				}
-				text, err := strconv.Unquote(literal.Value)
-				if err != nil || strings.Count(text, " ") < 2 {
-					return true
-				}
-				strs++
-				for _, line := range prose(text) {
+			for _, text := range textsOf(file) {
+				texts++
+				for _, line := range text.lines {
 					for _, wrong := range r.check(line) {
-						t.Errorf("%s: %s", files.Position(literal.Pos()), wrong)
+						t.Errorf("%s: %s", files.Position(text.pos), wrong)
 					}
 				}
-				return true
-			})
+			}
 			return nil
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	if strs < 1000 {
-		t.Errorf("only %d strings were read", strs)
+	if texts < 300 {
+		t.Errorf("only %d texts were read", texts)
 	}
+}
+
+// stringsOf returns the strings of a file that may be sentences.
+func stringsOf(file *ast.File) (all []text) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		literal, ok := n.(*ast.BasicLit)
+		if !ok || literal.Kind != token.STRING {
+			return true
+		}
+		if s, err := strconv.Unquote(literal.Value); err == nil && strings.Count(s, " ") >= 2 {
+			all = append(all, text{literal.Pos(), prose(s)})
+		}
+		return true
+	})
+	return all
+}
+
+// preformatted are the lines of a comment that gofmt does not wrap.
+var preformatted = regexp.MustCompile(`(?m)^(?:\t| *- ).*$`)
+
+// commentsOf returns the comments of a file.
+func commentsOf(file *ast.File) (all []text) {
+	for _, c := range file.Comments {
+		plain := preformatted.ReplaceAllString(c.Text(), "")
+		all = append(all, text{c.Pos(), prose(strings.ReplaceAll(plain, "\n", " "))})
+	}
+	return all
+}
+
+// failuresOf returns the texts of failures, skips and logs.
+func failuresOf(file *ast.File) (all []text) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || len(call.Args) == 0 {
+			return true
+		}
+		f, isMethod := call.Fun.(*ast.SelectorExpr)
+		literal, isText := call.Args[0].(*ast.BasicLit)
+		reports := []string{"Error", "Errorf", "Fatal", "Fatalf", "Log", "Logf", "Skip", "Skipf"}
+		if isMethod && isText && literal.Kind == token.STRING && slices.Contains(reports, f.Sel.Name) {
+			if s, err := strconv.Unquote(literal.Value); err == nil {
+				all = append(all, text{literal.Pos(), prose(s)})
+			}
+		}
+		return true
+	})
+	return all
+}
+
+var word = regexp.MustCompile(`[A-Z][a-z0-9]*`)
+
+// testNamesOf returns the names of tests as words.
+func testNamesOf(file *ast.File) (all []text) {
+	for _, d := range file.Decls {
+		if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Test") {
+			all = append(all, text{f.Pos(), []string{strings.Join(word.FindAllString(f.Name.Name, -1), " ")}})
+		}
+	}
+	return all
 }
 
 func TestProseIsChecked(t *testing.T) {

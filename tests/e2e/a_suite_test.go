@@ -1,3 +1,5 @@
+//go:build !lane || shared
+
 package e2e
 
 import (
@@ -14,38 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
-
-const (
-	// suiteBucket is where the volumes of the upstream suite are.
-	suiteBucket = "external-storage"
-	// inlineBucket and inlineRole are those of the volumes that the suite's pods define themselves, as testdata has them.
-	inlineBucket = "external-storage-inline"
-	inlineRole   = "external-storage"
-	// suiteTimeout is how long one run of the suite's program may take, which most tests need a quarter of a minute for. Those that
-	// restart containers allow themselves more than a quarter of an hour.
-	suiteTimeout = 25 * time.Minute
-	// suiteRuns is how many are run at a time: they wait more than they work.
-	suiteRuns = 12
-	suiteName = "External Storage [Driver: " + csiName + "] "
-)
-
-// spec is what Ginkgo reports of one test.
-type spec struct {
-	ContainerHierarchyTexts    []string
-	LeafNodeText               string
-	State                      string
-	RunTime                    time.Duration
-	CapturedGinkgoWriterOutput string
-	Failure                    struct{ Message string }
-}
-
-// name is the test's, without what all begin with, as Ginkgo joins it: without containers that have no name.
-func (s spec) name() string {
-	texts := slices.DeleteFunc(append(slices.Clone(s.ContainerHierarchyTexts), s.LeafNodeText), func(text string) bool { return text == "" })
-	return strings.TrimPrefix(strings.Join(texts, " "), suiteName)
-}
 
 // suiteRun is one run of the suite's program.
 type suiteRun struct {
@@ -105,7 +77,12 @@ func (r *suiteRun) do(ctx context.Context, dir string) {
 // snapshotContents returns the VolumeSnapshotContents that are there. One that has not been asked to go, or that is annotated as being created, is
 // left by the programs of external-snapshotter and not by the driver.
 func snapshotContents() string {
-	out, err := try("get", "volumesnapshotcontents", "-o", `jsonpath={range .items[*]}{.metadata.name}: handle {.status.snapshotHandle}, policy {.spec.deletionPolicy}, deleted {.metadata.deletionTimestamp}, annotations {.metadata.annotations}, error {.status.error.message}{"\n"}{end}`)
+	out,
+		err := try("get",
+		"volumesnapshotcontents",
+		"-o",
+		`jsonpath={range .items[*]}{.metadata.name}: handle {.status.snapshotHandle}, policy {.spec.deletionPolicy}, deleted {.metadata.deletionTimestamp}, `+
+			`annotations {.metadata.annotations}, error {.status.error.message}{"\n"}{end}`)
 	if err != nil {
 		return err.Error()
 	}

@@ -1,3 +1,5 @@
+//go:build !lane || shared
+
 package e2e
 
 import (
@@ -11,9 +13,6 @@ import (
 
 // readOnlyError is the error of a write to a read-only file system.
 const readOnlyError = "Read-only file system"
-
-// clients are the driver's.
-func clients() []string { return []string{"mountpoint-s3", "rclone"} }
 
 // TestAccessModes: how many pods may have a volume, and what they may do with it.
 func TestAccessModes(t *testing.T) {
@@ -75,7 +74,8 @@ func testOncePod(t *testing.T, ns, c string) {
 		pod  podSpec
 		says []string
 	}{
-		{podSpec{name: "once-placed", claims: map[string]string{"/v": "once"}, pod: "nodeName: " + cluster.Node}, []string{"ReadWriteOncePod", "already in use by another pod"}},
+		{podSpec{name: "once-placed", claims: map[string]string{"/v": "once"}, pod: "nodeName: " + cluster.Node},
+			[]string{"ReadWriteOncePod", "already in use by another pod"}},
 		{podSpec{name: "once-again", claims: map[string]string{"/v": "once-more"}}, []string{"the volume allows a single writer and is already published at"}},
 	} {
 		apply(t, ns, other.pod.yaml())
@@ -116,7 +116,8 @@ metadata: {name: containers}
 spec:
   terminationGracePeriodSeconds: 1
   containers:
-  - {name: reader, image: `+cluster.Busybox+`, command: [sleep, "1000000"], volumeMounts: [{name: v, mountPath: /v, readOnly: true}, {name: locked, mountPath: /locked}]}
+  - {name: reader, image: `+cluster.Busybox+`, command: [sleep, "1000000"], volumeMounts: [{name: v, mountPath: /v, readOnly: true}, {name: locked,
+     mountPath: /locked}]}
   - {name: writer, image: `+cluster.Busybox+`, command: [sleep, "1000000"], volumeMounts: [{name: v, mountPath: /v}]}
   volumes:
   - {name: v, persistentVolumeClaim: {claimName: data}}
@@ -164,7 +165,8 @@ func TestSubPath(t *testing.T) {
 				put(t, b, prefix+dir+"file", "in "+dir)
 			}
 			container := func(name, path string) string {
-				return fmt.Sprintf(`{name: %s, image: %s, command: [sleep, "1000000"], env: [{name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}], volumeMounts: [{name: v, mountPath: /v, %s}]}`,
+				return fmt.Sprintf(`{name: %s, image: %s, command: [sleep, "1000000"], env: [{name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}], `+
+					`volumeMounts: [{name: v, mountPath: /v, %s}]}`,
 					name, cluster.Busybox, path)
 			}
 			apply(t, ns, fmt.Sprintf(`
@@ -175,7 +177,8 @@ spec:
   terminationGracePeriodSeconds: 1
   containers: [%s]
   volumes: [{name: v, persistentVolumeClaim: {claimName: %s}}]`, name,
-				strings.Join([]string{container("one", "subPath: one"), container("two", "subPath: two/deep"), container("new", "subPath: new"), container("named", "subPathExpr: of-$(POD)")}, ", "), name))
+				strings.Join([]string{container("one", "subPath: one"), container("two", "subPath: two/deep"), container("new", "subPath: new"),
+					container("named", "subPathExpr: of-$(POD)")}, ", "), name))
 			pod := podReady(t, ns, name)
 			for container, want := range map[string]string{"one": "file", "two": "file", "new": "", "named": ""} {
 				if got := strings.TrimSpace(inContainer(t, ns, name, container, "ls", "-A", "/v")); got != want {

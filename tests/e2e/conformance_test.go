@@ -1,3 +1,5 @@
+//go:build !lane || shared
+
 package e2e
 
 import (
@@ -12,7 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var update = flag.Bool("update", false, "write the tables of docs/reference/conformance.md, and with a cluster the lists of tests of the upstream suite that pass, instead of checking them")
+var update = flag.Bool("update", false, "write the tables of docs/reference/conformance.md, and with a cluster the lists of tests of the upstream suite "+
+	"that pass, instead of checking them")
 
 // suiteClients are the clients that the upstream suite is run with.
 var suiteClients = []string{"mountpoint-s3", "rclone"}
@@ -27,19 +30,27 @@ var suiteSkips = []struct {
 	what    string // for the reader
 	why     string
 }{
-	{pattern: `\[Disruptive\]`, what: "`[Disruptive]`: pods and volumes while kubelet is down", why: "They log in to nodes over SSH. Restarts of kubelet and of nodes have tests of their own in `tests/e2e`."},
-	{pattern: `\[Feature:(Windows|SELinux|VolumeSourceXFS|volumegroupsnapshot|snapshotmetadata)`, what: "`[Feature:…]`: Windows, SELinux, XFS, groups of snapshots, metadata of snapshots",
-		why: "The driver is for Linux, and makes no file systems. It has SELinux labels, for which a host that enforces them is needed. The suite runs none of these by default."},
+	{pattern: `\[Disruptive\]`, what: "`[Disruptive]`: pods and volumes while kubelet is down",
+		why: "They log in to nodes over SSH. Restarts of kubelet and of nodes have tests of their own in `tests/e2e`."},
+	{pattern: `\[Feature:(Windows|SELinux|VolumeSourceXFS|volumegroupsnapshot|snapshotmetadata)`,
+		what: "`[Feature:…]`: Windows, SELinux, XFS, groups of snapshots, metadata of snapshots",
+		why: "The driver is for Linux, and makes no file systems. It has SELinux labels, for which a host that enforces them is needed. The suite runs none of " +
+			"these by default."},
 	{pattern: `subPath should fail if .* is outside the volume`, what: "subPath should fail if … is outside the volume (four tests)",
-		why: "They make a symbolic link in the volume, which no client can. There is nothing that could lead out of a volume; `..` in a subPath is refused by Kubernetes."},
+		why: "They make a symbolic link in the volume, which no client can. There is nothing that could lead out of a volume; `..` in a subPath is refused by " +
+			"Kubernetes."},
 	{pattern: `provisioning should provision storage with any volume data source`, what: "provisioning should provision storage with any volume data source",
-		why: "It installs two programs of other projects, a populator and a validator, whose images the test's cluster cannot have. What they do is to fill a claim of theirs, and nothing of that is the driver's."},
-	{pattern: `volumeIO should write files of various sizes`, client: "mountpoint-s3", what: "volumeIO should write files of various sizes, verify size, validate content",
-		why: "It appends to files. [Mountpoint](clients.md#what-each-client-is-good-for) writes a file once, from start to end."},
-	{pattern: `snapshottable|data source|volume-expand|volume-modify|expansion of pvcs|\(block volmode\)`, client: "mountpoint-s3", what: "snapshots, clones, expansion and modification",
-		why: "They are the controller's work, which is the same with each client. They run with `rclone`."},
+		why: "It installs two programs of other projects, a populator and a validator, whose images the test's cluster cannot have. What they do is to fill a " +
+			"claim of theirs, and nothing of that is the driver's."},
+	{pattern: `volumeIO should write files of various sizes`, client: "mountpoint-s3",
+		what: "volumeIO should write files of various sizes, verify size, validate content",
+		why:  "It appends to files. [Mountpoint](clients.md#what-each-client-is-good-for) writes a file once, from start to end."},
+	{pattern: `snapshottable|data source|volume-expand|volume-modify|expansion of pvcs|\(block volmode\)`, client: "mountpoint-s3",
+		what: "snapshots, clones, expansion and modification",
+		why:  "They are the controller's work, which is the same with each client. They run with `rclone`."},
 	{pattern: `\(retain policy\)\] snapshottable-stress`, what: "snapshottable-stress (retain policy)",
-		why: "It changes the policy of each VolumeSnapshotContent to Delete and deletes the VolumeSnapshot at once. A snapshot-controller whose cache still has the former policy then never deletes the content. `snapshottable` runs with both policies, `snapshottable-stress` with Delete."},
+		why: "It changes the policy of each VolumeSnapshotContent to Delete and deletes the VolumeSnapshot at once. A snapshot-controller whose cache still has " +
+			"the former policy then never deletes the content. `snapshottable` runs with both policies, `snapshottable-stress` with Delete."},
 	{pattern: `\(late-binding\)`, client: "mountpoint-s3", what: "Generic Ephemeral-volume (late-binding)",
 		why: "They differ from those of immediate binding in the work of the scheduler. They run with `rclone`."},
 }
@@ -63,24 +74,25 @@ var capabilities = map[string]string{
 	"capReadOnlyMany":                "Such a volume is read-only for everybody.",
 	"capacity":                       "There is no capacity to run out of.",
 	"controllerExpansion":            "The driver records the new size.",
-	"exec":                           "Programs can be started from volumes with `fileMode: \"0777\"`. The test makes its own one executable by `chmod`, which Mountpoint refuses.",
-	"fsGroup":                        "Files show the pod's group.",
-	"groupSnapshot":                  "There are no snapshots of groups.",
-	"multiplePVsSameID":              "A volume can have several PersistentVolumes.",
-	"multipods":                      "Pods of a node share volumes.",
-	"nodeExpansion":                  "A node has nothing to expand.",
-	"offlineExpansion":               "The driver records the new size, and nothing changes for pods.",
-	"onlineExpansion":                "The driver records the new size, and nothing changes for pods.",
-	"persistence":                    "Data outlives pods.",
-	"pvcDataSource":                  "The driver clones volumes by copies on the server.",
-	"readWriteOncePod":               "Kubernetes and the driver keep a second pod away.",
-	"seLinuxMount":                   "It is off in the chart by default, and the test machine's kernel has no SELinux.",
-	"singleNodeVolume":               "A volume can be used on every node. The test's cluster has one, so that tests which need a second one do not run.",
-	"snapshotDataSource":             "The driver makes snapshots, and volumes from them, by copies on the server.",
-	"snapshotMetadata":               "Snapshots have no metadata of changed blocks.",
-	"topology":                       "A volume is everywhere.",
-	"volumeLimits":                   "There is no limit, unless `--volume-attach-limit` says so.",
-	"volumeMountGroup":               "The client shows the group; nothing changes owners afterwards, which tests of `fsGroupChangePolicy` expect.",
+	"exec": "Programs can be started from volumes with `fileMode: \"0777\"`. The test makes its own one executable by `chmod`, which " +
+		"Mountpoint refuses.",
+	"fsGroup":            "Files show the pod's group.",
+	"groupSnapshot":      "There are no snapshots of groups.",
+	"multiplePVsSameID":  "A volume can have several PersistentVolumes.",
+	"multipods":          "Pods of a node share volumes.",
+	"nodeExpansion":      "A node has nothing to expand.",
+	"offlineExpansion":   "The driver records the new size, and nothing changes for pods.",
+	"onlineExpansion":    "The driver records the new size, and nothing changes for pods.",
+	"persistence":        "Data outlives pods.",
+	"pvcDataSource":      "The driver clones volumes by copies on the server.",
+	"readWriteOncePod":   "Kubernetes and the driver keep a second pod away.",
+	"seLinuxMount":       "It is off in the chart by default, and the test machine's kernel has no SELinux.",
+	"singleNodeVolume":   "A volume can be used on every node. The test's cluster has one, so that tests which need a second one do not run.",
+	"snapshotDataSource": "The driver makes snapshots, and volumes from them, by copies on the server.",
+	"snapshotMetadata":   "Snapshots have no metadata of changed blocks.",
+	"topology":           "A volume is everywhere.",
+	"volumeLimits":       "There is no limit, unless `--volume-attach-limit` says so.",
+	"volumeMountGroup":   "The client shows the group; nothing changes owners afterwards, which tests of `fsGroupChangePolicy` expect.",
 }
 
 // claimed are the capabilities that a client's definition claims.

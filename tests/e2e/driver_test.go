@@ -11,7 +11,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 const (
@@ -189,7 +189,8 @@ func (w *environment) surround(ctx context.Context) error {
 
 // secret is a Secret with keys.
 func secret(name string, k credentials.Keys) string {
-	return fmt.Sprintf("apiVersion: v1\nkind: Secret\nmetadata: {name: %s}\nstringData: {accessKeyID: %q, secretAccessKey: %q}\n", name, k.AccessKeyID, k.SecretAccessKey)
+	return fmt.Sprintf("apiVersion: v1\nkind: Secret\nmetadata: {name: %s}\nstringData: {accessKeyID: %q, secretAccessKey: %q}\n", name, k.AccessKeyID,
+		k.SecretAccessKey)
 }
 
 // upgrade brings the driver to what the chart makes of the values and settings (name=value), and waits until it is there.

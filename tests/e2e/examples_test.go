@@ -1,3 +1,5 @@
+//go:build !lane || deploy
+
 package e2e
 
 import (
@@ -17,7 +19,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 const examplesDir = root + "/examples"
@@ -45,7 +47,8 @@ var examples = map[string]example{
 		existing: map[string]string{"csi-s3-pvc-data": "team-data/" + oldVolume + "/"}, made: `team-data/pvc-[^/]+/`,
 		driver: "migrated.csi.driver", config: "migrating/config.yaml", // the installed one's default backend has keys of the driver's own
 	},
-	"migrating/k8s-csi-s3-in-place.yaml": {existing: map[string]string{oldVolume: "team-data/" + oldVolume + "/"}, driver: "ru.yandex.s3.csi", config: "migrating/config.yaml"},
+	"migrating/k8s-csi-s3-in-place.yaml": {existing: map[string]string{oldVolume: "team-data/" + oldVolume + "/"}, driver: "ru.yandex.s3.csi",
+		config: "migrating/config.yaml"},
 }
 
 // judgedOnly are the files of which the API server only judges the objects: their volumes are like those of the others.
@@ -360,7 +363,8 @@ func (e example) consumers(t *testing.T, objects []exampleObject) []consumer {
 		if ref := o.Spec.ClaimRef; ref != nil {
 			namespace, name = ref.Namespace, ref.Name
 		}
-		apply(t, namespace, fmt.Sprintf("{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: %s}, spec: {storageClassName: %q, volumeName: %s, accessModes: %q, resources: {requests: {storage: 1Gi}}}}",
+		apply(t, namespace, fmt.Sprintf("{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: %s}, spec: {storageClassName: %q, volumeName: %s, "+
+			"accessModes: %q, resources: {requests: {storage: 1Gi}}}}",
 			name, *o.Spec.StorageClassName, o.Metadata.Name, o.Spec.AccessModes))
 		t.Cleanup(func() { remove(t, "pvc", namespace, name) })
 		used["StorageClass "+*o.Spec.StorageClassName] = true

@@ -1,3 +1,5 @@
+//go:build !lane || shared
+
 package e2e
 
 import (
@@ -9,7 +11,8 @@ import (
 func attributesClass(t *testing.T, parameters string) string {
 	t.Helper()
 	name := fmt.Sprintf("e2e-%d", namespaces.Add(1))
-	apply(t, "", fmt.Sprintf("apiVersion: storage.k8s.io/v1\nkind: VolumeAttributesClass\nmetadata: {name: %s}\ndriverName: %s\nparameters: {%s}\n", name, csiName, parameters))
+	apply(t, "", fmt.Sprintf("apiVersion: storage.k8s.io/v1\nkind: VolumeAttributesClass\nmetadata: {name: %s}\ndriverName: %s\nparameters: {%s}\n", name,
+		csiName, parameters))
 	t.Cleanup(func() { remove(t, "volumeattributesclass", "", name) })
 	return name
 }

@@ -1,38 +1,32 @@
+//go:build !lane || shared
+
 package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"os"
-	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awscredentials "github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
-	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 	"github.com/s3-csi/s3-csi-driver/tests/policy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 )
 
 // tenantPolicy lets a tenant have what lies in a bucket below the prefix of their namespace, and the driver work there for them.
 func tenantPolicy(bucket, namespace string) string {
 	return fmt.Sprintf(`{"Version": "2012-10-17", "Statement": [
 		{"Effect": "Allow", "Action": ["s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetBucketTagging"], "Resource": "arn:aws:s3:::%[1]s"},
-		{"Effect": "Allow", "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], "Resource": ["arn:aws:s3:::%[1]s/%[2]s/*", "arn:aws:s3:::%[1]s/.s3-csi/*"]}]}`, bucket, namespace)
+		{"Effect": "Allow", "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], "Resource": ["arn:aws:s3:::%[1]s/%[2]s/*",
+   "arn:aws:s3:::%[1]s/.s3-csi/*"]}]}`, bucket, namespace)
 }
 
 // tenantClass is a class whose volumes work with the secret s3-keys of the claim's namespace.
@@ -187,7 +181,8 @@ func TestSecretRotation(t *testing.T) {
 		}
 	}
 	// The old user is allowed nothing any more, so what works has the new user's session.
-	if err := world.s3.SetPolicy(t.Context(), users[0], `{"Version": "2012-10-17", "Statement": [{"Effect": "Deny", "Action": "*", "Resource": "*"}]}`); err != nil {
+	if err := world.s3.SetPolicy(t.Context(),
+		users[0], `{"Version": "2012-10-17", "Statement": [{"Effect": "Deny", "Action": "*", "Resource": "*"}]}`); err != nil {
 		t.Fatal(err)
 	}
 	for name, v := range claims {
@@ -206,26 +201,6 @@ func TestSecretRotation(t *testing.T) {
 			t.Errorf("the container of %s was restarted %d times", name, restarts)
 		}
 	}
-}
-
-// workloadRole makes the role of a service account, which trusts it alone.
-func workloadRole(t testing.TB, namespace, account, policy string, trusted ...string) {
-	t.Helper()
-	issuer := s3server.TrustedIssuer{URL: world.issuer.URL(), Audiences: []string{audience}}
-	for _, name := range trusted {
-		issuer.Subjects = append(issuer.Subjects, "system:serviceaccount:"+namespace+":"+name)
-	}
-	_, err := world.s3.SetRole(t.Context(), s3server.Role{Name: namespace + "." + account, Policy: policy, Trust: s3server.Trust{Issuers: []s3server.TrustedIssuer{issuer}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// roleOfWorkload is what volumes have as their roleARN.
-const roleOfWorkload = "arn:aws:iam::000000000000:role/${pod.namespace}.${pod.serviceAccountName}"
-
-func account(name string) string {
-	return "apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: " + name + "}\n"
 }
 
 // TestWorkloadIdentity: a pod works as its own service account, and reaches its volume with that and nothing else.
@@ -291,160 +266,6 @@ func TestWorkloadIdentity(t *testing.T) {
 			})
 		}
 	})
-}
-
-// TestTokensOfServiceAccounts: they come among the secrets or in the volume context, as the cluster supports, and appear nowhere else.
-func TestTokensOfServiceAccounts(t *testing.T) {
-	ns := newNamespace(t)
-	apply(t, ns, account("app"))
-	workloadRole(t, ns, "app", everything, "app")
-	b := bucket(t)
-	claim(t, ns, "data", class(t, map[string]string{"bucketName": b, "credentials": "workload", "roleARN": roleOfWorkload, "scope": "required"}), "ReadWriteMany")
-	v := bound(t, ns, "data")
-	inSecrets := func() string {
-		return strings.TrimSpace(kubectl(t, "get", "csidriver", csiName, "-o", "jsonpath={.spec.serviceAccountTokenInSecrets}"))
-	}
-	if inSecrets() != "true" {
-		t.Fatalf("serviceAccountTokenInSecrets is %q in this cluster", inSecrets())
-	}
-	t.Cleanup(func() { deploy(t) })
-	for _, where := range []struct{ name, inSecrets string }{{"secrets", "true"}, {"context", "false"}} {
-		t.Run(where.name, func(t *testing.T) {
-			deploy(t, "logging.level=5", "csiDriver.serviceAccountTokenInSecrets="+where.inSecrets)
-			if got := inSecrets(); got != where.inSecrets && (got != "" || where.inSecrets != "false") {
-				t.Fatalf("serviceAccountTokenInSecrets is %q", got)
-			}
-			podSpec{name: where.name, claims: map[string]string{"/v": "data"}, pod: "serviceAccountName: app", command: "echo x >/v/" + where.name + " && " + forever}.run(t, ns)
-			session := sessionOf(t, v).keys
-			requests := ""
-			eventually(t, "a publication to be logged that has the token where it is now", func() error {
-				requests = ""
-				for line := range strings.Lines(driverLog(t, 100000)) {
-					if strings.Contains(line, "NodePublishVolume") && strings.Contains(line, v.Spec.CSI.VolumeHandle) {
-						requests += line
-					}
-				}
-				if strings.Contains(requests, "serviceAccount.tokens") != (where.inSecrets == "false") {
-					return fmt.Errorf("there are %s", requests)
-				}
-				return nil
-			})
-			log := driverLog(t, 100000)
-			if found := regexp.MustCompile(`eyJ[\w-]{8,}\.[\w-]+`).FindString(log); found != "" {
-				t.Errorf("the driver's log holds a token: %.20s…", found)
-			}
-			for what, text := range map[string]string{"secret key": session.SecretAccessKey, "token": session.SessionToken} {
-				if strings.Contains(log, text) {
-					t.Errorf("the driver's log holds a session's %s", what)
-				}
-			}
-			remove(t, "pod", ns, where.name)
-		})
-	}
-	_, prefix := place(t, v)
-	if all := keys(t, b, prefix); !slices.Equal(all, []string{prefix + "context", prefix + "secrets"}) {
-		t.Errorf("S3 has %q", all)
-	}
-}
-
-// session is what a mount on the node works with, taken from where its client has it: root of the node can do that.
-type session struct{ keys credentials.Keys }
-
-// sessionOf is the session of a volume's mount. Where another takes its place, it is that of the one that serves then.
-func sessionOf(t testing.TB, v object) (s session) {
-	t.Helper()
-	eventually(t, "volume "+v.Spec.CSI.VolumeHandle+" to be served with a session", func() (err error) {
-		all := recordsOf(t, v)
-		serving := slices.DeleteFunc(slices.Clone(all), func(m mountRecord) bool { return m.Phase != "running" || m.Superseded })
-		if len(serving) != 1 {
-			return fmt.Errorf("it has the mounts %+v, want one that serves", all)
-		}
-		s, err = serving[0].session(t.Context())
-		return err
-	})
-	return s
-}
-
-// session is what the mount's client is given when it asks.
-func (m mountRecord) session(ctx context.Context) (session, error) {
-	uri, token, err := m.credentials()
-	if err != nil {
-		return session{}, err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, uri, nil)
-	if err != nil {
-		return session{}, err
-	}
-	req.Header.Set("Authorization", token)
-	c := http.Client{Transport: &http.Transport{DialContext: rigtest.DialAs(m.UID, dialOnNode), DisableKeepAlives: true}, Timeout: 30 * time.Second}
-	resp, err := c.Do(req)
-	if err != nil {
-		return session{}, err
-	}
-	defer resp.Body.Close()
-	var got struct {
-		AccessKeyID     string `json:"AccessKeyId"`
-		SecretAccessKey string
-		Token           string
-	}
-	err = json.NewDecoder(resp.Body).Decode(&got)
-	if err == nil && (resp.StatusCode != http.StatusOK || got.Token == "") {
-		err = errors.New("no session")
-	}
-	if err != nil {
-		return session{}, fmt.Errorf("the client's credentials: %s, %w", resp.Status, err)
-	}
-	return session{credentials.Keys{AccessKeyID: got.AccessKeyID, SecretAccessKey: got.SecretAccessKey, SessionToken: got.Token}}, nil
-}
-
-// credentials is where the mount's client gets its own from, as its environment says.
-func (m mountRecord) credentials() (uri, token string, err error) {
-	client, err := m.findProcess(rig.Programs()[m.Client])
-	if err != nil {
-		return "", "", err
-	}
-	environ, err := os.ReadFile(world.Path(fmt.Sprintf("/proc/%d/environ", client.pid)))
-	if err != nil {
-		return "", "", err
-	}
-	for kv := range strings.SplitSeq(string(environ), "\x00") {
-		switch name, value, _ := strings.Cut(kv, "="); name {
-		case "AWS_CONTAINER_CREDENTIALS_FULL_URI":
-			uri = value
-		case "AWS_CONTAINER_AUTHORIZATION_TOKEN":
-			token = value
-		}
-	}
-	if uri == "" || token == "" {
-		return "", "", fmt.Errorf("%s has no endpoint for credentials", client)
-	}
-	return uri, token, nil
-}
-
-// dialOnNode connects from the node's network.
-func dialOnNode(ctx context.Context, network, address string) (_ net.Conn, err error) {
-	own, err := os.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		return nil, err
-	}
-	defer own.Close()
-	node, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", world.PID()))
-	if err != nil {
-		return nil, err
-	}
-	defer node.Close()
-	// A thread that ended would end the processes that it has started, so it goes back.
-	runtime.LockOSThread()
-	defer func() {
-		if err := unix.Setns(int(own.Fd()), unix.CLONE_NEWNET); err != nil {
-			panic(fmt.Sprintf("a thread stays in the node's network: %v", err))
-		}
-		runtime.UnlockOSThread()
-	}()
-	if err := unix.Setns(int(node.Fd()), unix.CLONE_NEWNET); err != nil {
-		return nil, err
-	}
-	return new(net.Dialer).DialContext(ctx, network, address)
 }
 
 // put writes an object with the session.

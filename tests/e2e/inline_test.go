@@ -1,39 +1,17 @@
+//go:build !lane || shared
+
 package e2e
 
 import (
 	"crypto/sha256"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
-
-// inlinePod is a pod that defines its volume, "data", itself.
-type inlinePod struct {
-	name       string
-	attributes map[string]string
-	source     string // further fields of the volume's source, as YAML in flow style: "readOnly: true"
-	pod        string // further fields of the pod's spec
-	command    string // of the shell, before it sleeps
-}
-
-func (p inlinePod) yaml() string {
-	attributes, _ := json.Marshal(p.attributes)
-	script, _ := json.Marshal(strings.TrimPrefix(p.command+" && "+forever, " && "))
-	return fmt.Sprintf(`
-apiVersion: v1
-kind: Pod
-metadata: {name: %s}
-spec: {%s}`, p.name, join("terminationGracePeriodSeconds: 1", p.pod,
-		fmt.Sprintf("containers: [{name: c, image: %q, command: [sh, -c, %s], volumeMounts: [{name: data, mountPath: /v}]}]", cluster.Busybox, script),
-		fmt.Sprintf("volumes: [{name: data, csi: {%s}}]", join("driver: "+csiName, p.source, "volumeAttributes: "+string(attributes)))))
-}
 
 // inlineMounts are the lines of the node's mount table that have to do with the inline volume of a pod.
 func inlineMounts(t testing.TB, pod object) []string {
@@ -86,8 +64,9 @@ func TestInlineVolumes(t *testing.T) {
 		"secret": {attributes: attributes("secret/", "mountpoint-s3"), source: keysOf, command: "echo with a secret >/v/file"},
 		// What an author writes in kubelet's name is not what the driver gets.
 		"workload": {
-			attributes: attributes("workload/", "rclone", "roleARN", role, "csi.storage.k8s.io/pod.namespace", "kube-system", "csi.storage.k8s.io/serviceAccount.name", "admin"),
-			pod:        "serviceAccountName: app, securityContext: {runAsUser: 1000, runAsGroup: 1000, fsGroup: 2000}", command: "echo as the service account >/v/file",
+			attributes: attributes("workload/", "rclone", "roleARN", role, "csi.storage.k8s.io/pod.namespace", "kube-system", "csi.storage.k8s.io/serviceAccount.name",
+				"admin"),
+			pod: "serviceAccountName: app, securityContext: {runAsUser: 1000, runAsGroup: 1000, fsGroup: 2000}", command: "echo as the service account >/v/file",
 		},
 		"reader":   {attributes: attributes("reader/", "mountpoint-s3"), source: keysOf + ", readOnly: true", command: "cat /v/file"},
 		"driver":   {attributes: attributes("driver/", "mountpoint-s3", "credentials", "driver")},
@@ -162,49 +141,4 @@ func TestInlineVolumes(t *testing.T) {
 			t.Errorf("%s holds %q", key, got)
 		}
 	}
-}
-
-// TestInlineVolumesOfNamespaces: the admission policy that docs/how-to/inline-security.md has lets those namespaces define volumes in pods that have
-// its label, and forbids nothing else.
-func TestInlineVolumesOfNamespaces(t *testing.T) {
-	ns := newNamespace(t)
-	page, err := os.ReadFile("../../docs/how-to/inline-security.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, block, _ := strings.Cut(string(page), "```yaml\napiVersion: admissionregistration.k8s.io/v1\n")
-	block, _, found := strings.Cut(block, "```")
-	if !found {
-		t.Fatal("docs/how-to/inline-security.md has no admission policy")
-	}
-	apply(t, "", "apiVersion: admissionregistration.k8s.io/v1\n"+block)
-	t.Cleanup(func() {
-		remove(t, "validatingadmissionpolicybinding", "", "s3-inline-volumes")
-		remove(t, "validatingadmissionpolicy", "", "s3-inline-volumes")
-	})
-	create := func(pod string) error {
-		_, err := world.Kubectl(t.Context(), []byte(pod), "create", "--dry-run=server", "-n", ns, "-f", "-")
-		return err
-	}
-	inline := inlinePod{name: "p", attributes: map[string]string{"bucketName": "some-bucket"}}.yaml()
-	eventually(t, "the pod to be refused", func() error { // the API server takes a moment to know the policy
-		err := create(inline)
-		if err == nil {
-			return errors.New("it is not")
-		}
-		if strings.Contains(err.Error(), "through claims only") {
-			return nil
-		}
-		return err
-	})
-	for what, pod := range map[string]string{
-		"a claim":                    podSpec{name: "p", claims: map[string]string{"/v": "data"}}.yaml(),
-		"an inline volume of others": strings.ReplaceAll(inline, csiName, "another.csi.driver"),
-	} {
-		if err := create(pod); err != nil {
-			t.Errorf("a pod with %s is refused: %v", what, err)
-		}
-	}
-	kubectl(t, "label", "namespace", ns, "s3.csi.driver/inline-volumes=allowed")
-	eventually(t, "the pod to be allowed", func() error { return create(inline) })
 }

@@ -23,8 +23,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 // Bounds of waiting. They are for a machine that is busy with other things as well.
@@ -179,7 +179,8 @@ func explain(t testing.TB, namespace string) {
 	}
 	t.Logf("the node's driver:\n%s", driverLog(t, 40))
 	names, err := try("get", "pods,pvc", "-n", namespace, "-o", "jsonpath={.items[*].metadata.uid} {.items[*].spec.volumeName}")
-	t.Logf("what it said earlier of the pods and volumes of namespace %s: %v\n%s", namespace, err, strings.Join(about(driverLog(t, -1), strings.Fields(names)), "\n"))
+	t.Logf("what it said earlier of the pods and volumes of namespace %s: %v\n%s", namespace, err,
+		strings.Join(about(driverLog(t, -1), strings.Fields(names)), "\n"))
 }
 
 // about returns the last lines of a log that contain one of the names, or are about a mount of which another such line is.
@@ -200,7 +201,8 @@ func about(log string, names []string) []string {
 // driverLog is the end of what the driver on the node said. Flags are those of kubectl logs.
 func driverLog(t testing.TB, lines int, flags ...string) string {
 	t.Helper()
-	out, err := try(append([]string{"logs", "-n", driverNamespace, "daemonset/" + release + "-node", "-c", "s3-csi-driver", fmt.Sprintf("--tail=%d", lines)}, flags...)...)
+	out, err := try(append([]string{"logs", "-n", driverNamespace, "daemonset/" + release + "-node", "-c", "s3-csi-driver", fmt.Sprintf("--tail=%d", lines)},
+		flags...)...)
 	if err != nil {
 		return err.Error()
 	}
@@ -574,7 +576,8 @@ apiVersion: v1
 kind: Pod
 metadata: {name: %s}
 spec: {%s}`, p.name, join("terminationGracePeriodSeconds: 1", p.pod,
-		"containers: [{"+join("name: c", "image: "+cluster.Busybox, "command: [sh, -c, "+string(script)+"]", "volumeMounts: ["+strings.Join(mounts, ", ")+"]", p.more)+"}]",
+		"containers: [{"+join("name: c", "image: "+cluster.Busybox, "command: [sh, -c, "+string(script)+"]", "volumeMounts: ["+strings.Join(mounts, ", ")+"]",
+			p.more)+"}]",
 		"volumes: ["+strings.Join(volumes, ", ")+"]"))
 }
 

@@ -1,3 +1,5 @@
+//go:build !lane || disrupt
+
 package e2e
 
 import (
@@ -5,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // TestLauncherProcess runs the driver with the launcher process on a node that has mounts of the launcher systemd, and goes back:

@@ -1,21 +1,20 @@
+//go:build !lane || disrupt
+
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // givenBlocks is the size of the file that workloads read, in blocks of 4096 bytes.
@@ -72,7 +71,8 @@ func newWorkload(t testing.TB, ns, name, class string) *workload {
 	w := &workload{ns: ns, name: name, volume: bound(t, ns, name)}
 	w.bucket, w.prefix = place(t, w.volume)
 	put(t, w.bucket, w.prefix+"given", numbered(givenBlocks*4096))
-	w.container = podSpec{name: name, claims: map[string]string{"/v": name}, command: fmt.Sprintf(work, givenBlocks)}.run(t, ns).Status.ContainerStatuses[0].ContainerID
+	w.container = podSpec{name: name, claims: map[string]string{"/v": name}, command: fmt.Sprintf(work, givenBlocks)}.run(t,
+		ns).Status.ContainerStatuses[0].ContainerID
 	w.tmp = inside(t, ns, name, "/tmp")
 	w.mount = mountOf(t, w.volume)
 	w.processes = w.mount.processes()
@@ -212,41 +212,6 @@ func (w *workload) finish(t testing.TB) {
 	}
 }
 
-// driverPod is the driver's on the node.
-func driverPod(t testing.TB) object {
-	t.Helper()
-	var pods []object
-	eventually(t, "the driver's pod", func() error {
-		pods = slices.DeleteFunc(list(t, "pods", driverNamespace, "-l", "app.kubernetes.io/component=node"), func(o object) bool { return o.Metadata.DeletionTimestamp != "" })
-		if len(pods) != 1 {
-			return fmt.Errorf("there are %d", len(pods))
-		}
-		return nil
-	})
-	return pods[0]
-}
-
-// replaced does something to the driver and waits until another pod of it, or another life of its container, is ready.
-func replaced(t testing.TB, do func()) {
-	t.Helper()
-	life := func(o object) string {
-		for _, c := range o.Status.ContainerStatuses {
-			if c.Name == "s3-csi-driver" {
-				return c.ContainerID
-			}
-		}
-		return ""
-	}
-	before := life(driverPod(t))
-	do()
-	eventually(t, "another driver", func() error {
-		if o := driverPod(t); life(o) == before || life(o) == "" || !o.ready() {
-			return fmt.Errorf("it was %s and is %s, ready %t", before, life(o), o.ready())
-		}
-		return nil
-	})
-}
-
 // nextTag is the tag of the driver's next version.
 const nextTag = "next"
 
@@ -275,16 +240,6 @@ func importNext(t testing.TB) {
 	}
 }
 
-// buildImage makes an image of the programs in a directory, as make image does, and returns its archive.
-func buildImage(ctx context.Context, name, bin string) (archive string, err error) {
-	cmd := exec.CommandContext(ctx, root+"/hack/image", name, bin, runtime.GOARCH)
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "VERSION=") }) // it is the name's
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building the image %s: %w\n%s", name, err, out)
-	}
-	return driverArchive(bin), nil
-}
-
 // programVersions are those that the node has.
 func programVersions(t testing.TB) []string {
 	t.Helper()
@@ -299,23 +254,6 @@ func programVersions(t testing.TB) []string {
 		}
 	}
 	return names
-}
-
-// deploy brings the driver to what the chart makes of the settings.
-func deploy(t testing.TB, settings ...string) {
-	t.Helper()
-	if err := world.upgrade(context.Background(), "upgrade", settings...); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// restart restarts a part of the node and waits until the node is ready again.
-func restart(t testing.TB, unit string) {
-	t.Helper()
-	onNode(t, "/usr/bin/systemctl", "restart", unit)
-	if err := world.Ready(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // TestFilesGoOn does to the driver and to the node what operators and crashes do, while pods read and write.
@@ -384,12 +322,6 @@ func TestFilesGoOn(t *testing.T) {
 		w.finish(t)
 	}
 	nothingLeft(t)
-}
-
-// image is the driver's.
-func image(t testing.TB, pod object) string {
-	t.Helper()
-	return kubectl(t, "get", "pod", "-n", driverNamespace, pod.Metadata.Name, "-o", `jsonpath={.spec.containers[?(@.name=="s3-csi-driver")].image}`)
 }
 
 // TestADeletedPodWaitsForItsFiles deletes a pod whose files are being stored: it is there until they are.

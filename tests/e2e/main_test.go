@@ -16,10 +16,10 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/systemd"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/systemd"
 )
 
 // envHold keeps the cluster until the process is interrupted, for looking around: HOLD=1 go test -run XXX.
@@ -120,7 +120,8 @@ func (w *environment) start(ctx context.Context) (err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	if w.s3, err = s3server.StartProcess(ctx, s3server.Options{Addr: net.JoinHostPort(w.MachineIP(), "9000"), STSAddr: net.JoinHostPort(w.MachineIP(), "9001"), Dir: dir}); err != nil {
+	if w.s3, err = s3server.StartProcess(ctx, s3server.Options{Addr: net.JoinHostPort(w.MachineIP(), "9000"), STSAddr: net.JoinHostPort(w.MachineIP(), "9001"),
+		Dir: dir}); err != nil {
 		return err
 	}
 	if w.slow, err = faultproxy.StartAt(net.JoinHostPort(w.MachineIP(), "9002"), w.s3.Endpoint()); err != nil {

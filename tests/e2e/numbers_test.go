@@ -1,3 +1,5 @@
+//go:build !lane || shared
+
 package e2e
 
 import (
@@ -6,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,20 +23,6 @@ const coldRounds = 15
 // firstLook is half of the interval at which kubelet looks whether the volumes of a pod are mounted: a pod that is ready so much later than
 // one with an emptyDir had to wait for another look.
 const firstLook = 150 * time.Millisecond
-
-// change is what the API server said of an object, and when.
-type change struct {
-	at     time.Time
-	kind   string // ADDED, MODIFIED, DELETED
-	object object
-}
-
-// watch notes all changes of a kind of objects from now on, until the test ends.
-type watch struct {
-	mu      sync.Mutex
-	changes []change
-	more    chan struct{} // closed when there are more
-}
 
 func watchFor(t testing.TB, path string) *watch {
 	t.Helper()
@@ -69,49 +56,6 @@ func watchFor(t testing.TB, path string) *watch {
 	return w
 }
 
-// first is when the first change after a moment was seen for which is holds.
-func (w *watch) first(t testing.TB, what string, after time.Time, is func(change) bool) time.Time {
-	t.Helper()
-	timeout := time.After(patience)
-	for {
-		w.mu.Lock()
-		changes, more := w.changes, w.more
-		w.mu.Unlock()
-		for _, c := range changes {
-			if c.at.After(after) && is(c) {
-				return c.at
-			}
-		}
-		select {
-		case <-more:
-		case <-timeout:
-			t.Fatalf("timed out waiting for %s", what)
-		}
-	}
-}
-
-// ready is when a pod became ready, after a moment.
-func (w *watch) ready(t testing.TB, name string, after time.Time) time.Time {
-	t.Helper()
-	return w.first(t, "pod "+name, after, func(c change) bool { return c.object.Metadata.Name == name && c.object.ready() })
-}
-
-// create creates an object and says when that was asked for.
-func create(t testing.TB, path, object string) time.Time {
-	t.Helper()
-	began := time.Now()
-	if err := world.Create(t.Context(), path, object); err != nil {
-		t.Fatal(err)
-	}
-	return began
-}
-
-// numbers are what was measured, in the order of the table.
-type numbers struct {
-	names  []string
-	values map[string][]time.Duration
-}
-
 func (n *numbers) add(name string, d time.Duration) {
 	if n.values == nil {
 		n.values = map[string][]time.Duration{}
@@ -120,16 +64,6 @@ func (n *numbers) add(name string, d time.Duration) {
 		n.names = append(n.names, name)
 	}
 	n.values[name] = append(n.values[name], d)
-}
-
-func (n *numbers) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%-62s%9s%9s%9s%5s\n", "", "median", "least", "most", "of")
-	for _, name := range n.names {
-		all := slices.Sorted(slices.Values(n.values[name]))
-		fmt.Fprintf(&b, "%-62s%7.2f s%7.2f s%7.2f s%5d\n", name, all[len(all)/2].Seconds(), all[0].Seconds(), all[len(all)-1].Seconds(), len(all))
-	}
-	return b.String()
 }
 
 // within is the share of the measurements of a name that are at most by so much above the median of another.

@@ -1,3 +1,5 @@
+//go:build !lane || deploy
+
 package e2e
 
 import (
@@ -6,22 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/tests/output"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-)
-
-// What deploy/off-cluster is: objects for the cluster, and units for a machine.
-const (
-	offCluster     = "../../deploy/off-cluster"
-	offClusterUser = 65533 // who the units' processes run as
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // TestOffClusterController: the controller and its provisioner run on a machine outside of the cluster, with the command lines and
@@ -35,7 +26,8 @@ func TestOffClusterController(t *testing.T) {
 		}
 		deploy(t)
 	})
-	if _, err := world.Helm(t.Context(), "upgrade", release, chart, "--namespace", driverNamespace, "--values", filepath.Join(world.Dir, "values.yaml"), "--set", "nodeComponentOnly=true"); err != nil {
+	if _, err := world.Helm(t.Context(), "upgrade", release, chart, "--namespace", driverNamespace, "--values", filepath.Join(world.Dir, "values.yaml"), "--set",
+		"nodeComponentOnly=true"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the controllers in the cluster to be gone", func() error {
@@ -76,9 +68,6 @@ func TestOffClusterController(t *testing.T) {
 	}
 }
 
-// outside is a machine's directory with what docs/how-to/off-cluster.md has one put there.
-type outside string
-
 // machineDir makes it.
 func machineDir(t testing.TB) outside {
 	t.Helper()
@@ -97,9 +86,11 @@ backends:
       endpoint: %s
       kinds: [assumeRole, webIdentity, federationToken]
 `, world.s3.Endpoint(), world.s3.Region(), world.s3.STS())
-	err = errors.Join(os.Chmod(path, 0o755), os.Mkdir(dir.in("run"), 0o755), os.Chmod(dir.in("run"), 0o700), os.Chown(dir.in("run"), offClusterUser, offClusterUser),
+	err = errors.Join(os.Chmod(path, 0o755), os.Mkdir(dir.in("run"), 0o755), os.Chmod(dir.in("run"), 0o700),
+		os.Chown(dir.in("run"), offClusterUser, offClusterUser),
 		os.Mkdir(dir.in("bin"), 0o755), os.Symlink(os.Getenv("KUBECTL"), dir.in("bin/kubectl")),
-		rig.CopyProgram(filepath.Join(os.Getenv(rig.EnvBin), "s3-csi-driver"), dir.in("bin/s3-csi-driver")), rig.CopyProgram(world.Program("csi-provisioner"), dir.in("bin/csi-provisioner")),
+		rig.CopyProgram(filepath.Join(os.Getenv(rig.EnvBin), "s3-csi-driver"), dir.in("bin/s3-csi-driver")),
+		rig.CopyProgram(world.Program("csi-provisioner"), dir.in("bin/csi-provisioner")),
 		os.WriteFile(dir.in("config.yaml"), []byte(config), 0o644))
 	if err != nil {
 		t.Fatal(err)
@@ -117,72 +108,4 @@ backends:
 		return err
 	})
 	return dir
-}
-
-func (d outside) in(path string) string { return filepath.Join(string(d), path) }
-
-// keys are those of a user who is the controller's own, as the units' EnvironmentFile has them.
-func (d outside) keys(t testing.TB) credentials.Keys {
-	t.Helper()
-	k, err := world.s3.AddUser(t.Context(), "off-cluster", everything)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return k
-}
-
-// unitProcess is a unit's main process, started without systemd.
-type unitProcess struct {
-	name string
-	cmd  *exec.Cmd
-	said output.Buffer
-	done chan error
-}
-
-// start starts what a unit says, with the paths of this machine's directory, as a user without rights.
-func (d outside) start(t testing.TB, unit string, keys ...credentials.Keys) *unitProcess {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(offCluster, unit+".service"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	line := regexp.MustCompile(`(?m)^ExecStart=(.+)$`).FindSubmatch(text)
-	if line == nil {
-		t.Fatalf("%s.service starts nothing", unit)
-	}
-	argv := strings.Fields(strings.NewReplacer("/usr/local/bin/", d.in("bin")+"/", "/run/s3-csi-controller", d.in("run"), "/etc/s3-csi-driver", string(d),
-		"127.0.0.1:9811", "127.0.0.1:0").Replace(string(line[1])))
-	p := &unitProcess{name: unit, cmd: exec.Command(argv[0], argv[1:]...), done: make(chan error, 1)}
-	p.cmd.Env, p.cmd.Dir = []string{"PATH=/usr/bin:/bin"}, "/"
-	for _, k := range keys {
-		p.cmd.Env = append(p.cmd.Env, "AWS_ACCESS_KEY_ID="+k.AccessKeyID, "AWS_SECRET_ACCESS_KEY="+k.SecretAccessKey)
-	}
-	p.cmd.Stdout, p.cmd.Stderr = &p.said, &p.said
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL, Credential: &syscall.Credential{Uid: offClusterUser, Gid: offClusterUser}}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() { p.done <- p.cmd.Wait() }()
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("%s said:\n%s", p.name, p.said.String())
-		}
-		_ = p.cmd.Process.Kill() // where stop was not reached
-	})
-	return p
-}
-
-// stop ends the process as systemd does, and says how it ended.
-func (p *unitProcess) stop(t testing.TB) error {
-	t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		return err
-	}
-	select {
-	case err := <-p.done:
-		return err
-	case <-time.After(35 * time.Second): // TimeoutStopSec
-		t.Errorf("%s does not end", p.name)
-		return nil
-	}
 }

@@ -1,3 +1,5 @@
+//go:build !lane || shared
+
 package e2e
 
 import (
@@ -45,7 +47,8 @@ func TestKubectlPlugin(t *testing.T) {
 		t.Fatalf("%+v", nodes[0].Status)
 	}
 	m := nodes[0].Status.Mounts[found]
-	if len(m.Publications) != 1 || m.Publications[0].Pod.String() != namespace+"/plugin" || m.Publications[0].PersistentVolume != volume.Metadata.Name || m.State != status.Healthy {
+	if len(m.Publications) != 1 || m.Publications[0].Pod.String() != namespace+"/plugin" || m.Publications[0].PersistentVolume != volume.Metadata.Name ||
+		m.State != status.Healthy {
 		t.Errorf("%+v", m)
 	}
 	if out := plugin("mounts"); !strings.Contains(out, namespace+"/plugin") {

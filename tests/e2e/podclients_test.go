@@ -1,3 +1,5 @@
+//go:build !lane || shared
+
 package e2e
 
 import (
@@ -6,30 +8,21 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/moby/sys/mountinfo"
-
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/fuseclients"
-	"github.com/s3-csi/s3-csi-driver/tests/minio"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-)
-
-// The images of pods with clients of their own. Both of clients have all programs; without a command they run sshfs, in one of the ways.
-const (
-	starterImage    = "cluster.local/pod-client-starter:1"
-	fusermountImage = "cluster.local/pod-client-fusermount:1"
-	minioImage      = "cluster.local/pod-client-minio:1"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/fuseclients"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // The commands of sshfs for a server in its own container. For libfuse 3, which tries /dev/fuse before it executes fusermount3, an empty
 // file will do.
 const (
-	starterSSHFS    = "/usr/local/bin/s3-csi-fuse-starter --fd-passing-socket-path /fuse-fd-passing/fuse-csi-ephemeral.sock -- /usr/bin/sshfs root@localhost:/root/sshfs-example /dev/fd/3 -f"
+	starterSSHFS = "/usr/local/bin/s3-csi-fuse-starter --fd-passing-socket-path /fuse-fd-passing/fuse-csi-ephemeral.sock -- /usr/bin/sshfs " +
+		"root@localhost:/root/sshfs-example /dev/fd/3 -f"
 	fusermountSSHFS = "touch /dev/fuse; exec /usr/bin/sshfs root@localhost:/root/sshfs-example /tmp -f"
 )
 
@@ -50,7 +43,8 @@ wait -n
 // in them, as docs/reference/pod-clients.md has it.
 func importPodClients(t *testing.T) {
 	t.Helper()
-	for program, pkg := range map[string]string{"/usr/bin/sshfs": "sshfs", "/usr/sbin/sshd": "openssh-server", "/usr/bin/ssh": "openssh-client", "/usr/bin/curl": "curl"} {
+	for program, pkg := range map[string]string{"/usr/bin/sshfs": "sshfs", "/usr/sbin/sshd": "openssh-server", "/usr/bin/ssh": "openssh-client",
+		"/usr/bin/curl": "curl"} {
 		if _, err := os.Stat(program); err != nil {
 			t.Skipf("needs the package %s: make setup installs it: %v", pkg, err)
 		}
@@ -72,11 +66,13 @@ func importPodClients(t *testing.T) {
 	client := func(name, command string) cluster.Image {
 		return cluster.Image{ // of one layer for both names
 			Name: name, Files: files, Dirs: []string{"tmp", "run/sshd"}, Cmd: []string{command},
-			Links: map[string]string{"bin/sh": "busybox", "bin/mkdir": "busybox", "bin/sleep": "busybox", "bin/touch": "busybox", "bin/mount": "busybox", "bin/grep": "busybox"},
+			Links: map[string]string{"bin/sh": "busybox", "bin/mkdir": "busybox", "bin/sleep": "busybox", "bin/touch": "busybox", "bin/mount": "busybox",
+				"bin/grep": "busybox"},
 			Texts: map[string]string{
-				"etc/passwd":              "root:*:0:0:root:/root:/bin/bash\nsshd:*:100:65534::/run/sshd:/bin/sh\n",
-				"etc/nsswitch.conf":       "hosts: files dns\n",
-				"etc/ssh/sshd_config":     "HostKey /etc/ssh/host\nAuthorizedKeysFile /root/.ssh/user.pub\nAuthenticationMethods publickey\nUsePAM no\nSubsystem sftp internal-sftp\n",
+				"etc/passwd":        "root:*:0:0:root:/root:/bin/bash\nsshd:*:100:65534::/run/sshd:/bin/sh\n",
+				"etc/nsswitch.conf": "hosts: files dns\n",
+				"etc/ssh/sshd_config": "HostKey /etc/ssh/host\nAuthorizedKeysFile /root/.ssh/user.pub\nAuthenticationMethods publickey\nUsePAM no\nSubsystem sftp " +
+					"internal-sftp\n",
 				"root/.ssh/config":        "IdentityFile /root/.ssh/user\nStrictHostKeyChecking no\n",
 				"root/sshfs-example/file": "content",
 				"starter.sh":              overSSH(starterSSHFS),
@@ -151,7 +147,9 @@ func mountpointByFusermount() string {
     image: `+fusermountImage+`
     imagePullPolicy: IfNotPresent
     command: ["/bin/bash"]
-    args: ["-c", "./configure_minio.sh && mount-s3 test-bucket /tmp --endpoint-url \"http://localhost:9000\" -d --allow-other --auto-unmount --foreground --force-path-style"]
+    args: ["-c",
+      "./configure_minio.sh && mount-s3 test-bucket /tmp --endpoint-url \"http://localhost:9000\"
+      -d --allow-other --auto-unmount --foreground --force-path-style"]
     env:
     - {name: FUSERMOUNT3PROXY_FDPASSING_SOCKPATH, value: "/fusermount3-proxy/fuse-csi-ephemeral.sock"}
     - {name: AWS_ACCESS_KEY_ID, value: "minioadmin"}
@@ -281,40 +279,6 @@ func TestPodClients(t *testing.T) {
 	}
 }
 
-// orderedPod is a pod whose client is sshfs, for a volume that it may write to, with an fsGroup. What is in sub/ outlives the client's
-// container.
-func orderedPod(containers string) string {
-	return fmt.Sprintf(`
-apiVersion: v1
-kind: Pod
-metadata: {name: own-client}
-spec:
-  terminationGracePeriodSeconds: 1
-  securityContext: {fsGroup: 2000}
-%s
-  volumes:
-  - {name: fuse-fd-passing, emptyDir: {}}
-  - {name: store, emptyDir: {}}
-  - {name: data, csi: {driver: %s, volumeAttributes: {fdPassingEmptyDirName: fuse-fd-passing, fdPassingSocketName: fuse-csi-ephemeral.sock}}}
-`, containers, csiName)
-}
-
-// subPathUser is a container that has a directory of the volume alone, which kubelet makes, beside the whole volume.
-const subPathUser = `{name: busybox, image: "` + cluster.Busybox + `", command: [sleep, infinity], volumeMounts: [{name: data, mountPath: /data}, {name: data, mountPath: /sub, subPath: sub/dir}]}`
-
-// sidecar has the client as a sidecar that is started when it serves.
-func sidecar() string {
-	return orderedPod(`
-  initContainers:
-  - name: starter
-    image: ` + starterImage + `
-    restartPolicy: Always
-    startupProbe: {exec: {command: [sh, -c, mount | grep /data | grep fuse]}, periodSeconds: 1, failureThreshold: 300}
-    volumeMounts: [{name: fuse-fd-passing, mountPath: /fuse-fd-passing}, {name: store, mountPath: /root/sshfs-example/sub}, {name: data, mountPath: /data}]
-  containers:
-  - ` + subPathUser)
-}
-
 // clientLast starts the client after an init container that looks at the volume, and after a container that cannot start without the client.
 func clientLast() string {
 	return orderedPod(`
@@ -326,15 +290,6 @@ func clientLast() string {
     image: ` + starterImage + `
     volumeMounts: [{name: fuse-fd-passing, mountPath: /fuse-fd-passing}, {name: store, mountPath: /root/sshfs-example/sub}]`)
 }
-
-// podClient is a pod with a client in the container "starter", and a container "busybox" that uses the volume.
-type podClient struct {
-	ns, program string
-	pod         object
-	clientID    string // of the container in which the client runs
-}
-
-const ownClient = "own-client"
 
 // newPodClient starts a pod and waits until its container sees the client's file system.
 func newPodClient(t *testing.T, ns, manifest, program string) *podClient {
@@ -350,65 +305,10 @@ func newPodClient(t *testing.T, ns, manifest, program string) *podClient {
 	return c
 }
 
-// id is that of a container as it runs now.
-func (c *podClient) id(t *testing.T, container string) string {
-	t.Helper()
-	c.pod = get(t, "pod", c.ns, ownClient)
-	for _, s := range append(c.pod.Status.ContainerStatuses, c.pod.Status.InitContainerStatuses...) {
-		if s.Name == container {
-			return strings.TrimPrefix(s.ContainerID, "containerd://")
-		}
-	}
-	return ""
-}
-
-// processesOf are those of a container.
-func processesOf(id string) []process {
-	return slices.DeleteFunc(nodeProcesses(), func(p process) bool {
-		cgroup, _ := os.ReadFile(world.Path(fmt.Sprintf("/proc/%d/cgroup", p.pid)))
-		return id == "" || !strings.Contains(string(cgroup), id)
-	})
-}
-
-// user is a process of the container that uses the volume.
-func (c *podClient) user(t *testing.T) process {
-	t.Helper()
-	all := processesOf(c.id(t, "busybox"))
-	if len(all) == 0 {
-		t.Fatalf("the container has no process: %+v", c.pod.Status)
-	}
-	return all[0]
-}
-
 // inside is a path of that container, from outside.
 func (c *podClient) inside(t *testing.T, path string) string {
 	t.Helper()
 	return world.Path(fmt.Sprintf("/proc/%d/root%s", c.user(t).pid, path))
-}
-
-// podClientMounts are the mounts of volumes with clients in pods that a process of the node sees at a path; "": at any.
-func podClientMounts(pid int, path string) ([]*mountinfo.Info, error) {
-	f, err := os.Open(world.Path(fmt.Sprintf("/proc/%d/mountinfo", pid)))
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return mountinfo.GetMountsFromReader(f, func(i *mountinfo.Info) (skip, stop bool) {
-		return !strings.HasPrefix(i.Source, "s3csi-pod:") || path != "" && i.Mountpoint != path, false
-	})
-}
-
-// device is the number of the client's file system that the container that uses the volume has there.
-func (c *podClient) device(t *testing.T, path string) (string, error) {
-	t.Helper()
-	table, err := podClientMounts(c.user(t).pid, path)
-	if err != nil {
-		return "", err
-	}
-	if len(table) == 0 || table[len(table)-1].FSType != "fuse" {
-		return "", fmt.Errorf("%s shows no client's file system, but %d mounts of the volume", path, len(table))
-	}
-	return deviceOf(table[len(table)-1]), nil
 }
 
 // restart kills the client, and waits until its container runs again and the other one sees the new client's file system at the paths.

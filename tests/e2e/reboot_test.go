@@ -1,3 +1,5 @@
+//go:build !lane || disrupt
+
 package e2e
 
 import (
@@ -10,18 +12,11 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
 )
 
 // slowly is a rate, in bytes per second, at which a file takes a minute and more to be stored.
 const slowly = 16 << 10
-
-// service is a Deployment of one pod with a volume.
-type service struct {
-	ns, name       string
-	volume         object
-	bucket, prefix string
-}
 
 // newService starts one whose every life leaves a file start-… in the volume.
 func newService(t testing.TB, ns, name, class string) *service {
@@ -40,16 +35,11 @@ spec:
     metadata: {labels: {app: %[1]s}}
     spec:
       terminationGracePeriodSeconds: 1
-      containers: [{name: c, image: %[2]s, command: [sh, -c, "echo started >/v/start-$(cat /proc/sys/kernel/random/uuid) && %[3]s"], volumeMounts: [{name: v, mountPath: /v}]}]
+      containers: [{name: c, image: %[2]s, command: [sh, -c, "echo started >/v/start-$(cat /proc/sys/kernel/random/uuid) && %[3]s"],
+        volumeMounts: [{name: v, mountPath: /v}]}]
       volumes: [{name: v, persistentVolumeClaim: {claimName: %[1]s}}]`, name, cluster.Busybox, forever))
 	kubectl(t, "rollout", "status", "-n", ns, "deployment/"+name, "--timeout="+patience.String())
 	return s
-}
-
-// run runs a shell's command in the pod.
-func (s *service) run(t testing.TB, script string) string {
-	t.Helper()
-	return execute(t, s.ns, "deployment/"+s.name, "sh", "-c", script)
 }
 
 // write writes files of random bytes and gives their sums, as sha256sum writes them.

@@ -1,3 +1,5 @@
+//go:build !lane || shared
+
 package e2e
 
 import (
@@ -11,7 +13,8 @@ import (
 func snapshotClass(t *testing.T, parameters string) string {
 	t.Helper()
 	name := fmt.Sprintf("e2e-%d", namespaces.Add(1))
-	apply(t, "", fmt.Sprintf("apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshotClass\nmetadata: {name: %s}\ndriver: %s\ndeletionPolicy: Delete\nparameters: {%s}\n", name, csiName, parameters))
+	apply(t, "", fmt.Sprintf("apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshotClass\nmetadata: {name: %s}\ndriver: %s\ndeletionPolicy: "+
+		"Delete\nparameters: {%s}\n", name, csiName, parameters))
 	t.Cleanup(func() { remove(t, "volumesnapshotclass", "", name) })
 	return name
 }
@@ -19,7 +22,8 @@ func snapshotClass(t *testing.T, parameters string) string {
 // snapshot asks for a snapshot of a claim.
 func snapshot(t *testing.T, namespace, name, class, claim string) {
 	t.Helper()
-	apply(t, namespace, fmt.Sprintf("apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshot\nmetadata: {name: %s}\nspec: {volumeSnapshotClassName: %s, source: {persistentVolumeClaimName: %s}}\n", name, class, claim))
+	apply(t, namespace, fmt.Sprintf("apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshot\nmetadata: {name: %s}\nspec: {volumeSnapshotClassName: %s, "+
+		"source: {persistentVolumeClaimName: %s}}\n", name, class, claim))
 }
 
 // usable waits until a snapshot is ready, and gives its content.

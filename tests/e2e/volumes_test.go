@@ -1,3 +1,5 @@
+//go:build !lane || shared
+
 package e2e
 
 import (
@@ -125,9 +127,11 @@ func TestClaimsThatFail(t *testing.T) {
 		{"bad-name", map[string]string{"bucketName": "Not_A_Bucket"}, []string{"InvalidArgument", "parameters.bucketName"}},
 		{"misspelt", map[string]string{"bucketname": b}, []string{"InvalidArgument", "parameters.bucketname", "the nearest is bucketName"}},
 		{"bad-value", map[string]string{"bucketName": b, "onDelete": "remove"}, []string{"InvalidArgument", "parameters.onDelete", "requireEmpty"}},
-		{"no-backend", map[string]string{"bucketName": b, "backend": "elsewhere"}, []string{"FailedPrecondition", "no backend \"elsewhere\"", "default, minio, slow, tenants"}},
+		{"no-backend", map[string]string{"bucketName": b, "backend": "elsewhere"},
+			[]string{"FailedPrecondition", "no backend \"elsewhere\"", "default, minio, slow, tenants"}},
 		{"no-client", map[string]string{"bucketName": b, "client": "s3fs"}, []string{"InvalidArgument", "parameters.client", "mountpoint-s3, rclone"}},
-		{"not-an-option", map[string]string{"bucketName": b, "client": "rclone", "mountOptions": "debug-all"}, []string{"InvalidArgument", "debug-all", "did you mean \"debug\""}},
+		{"not-an-option", map[string]string{"bucketName": b, "client": "rclone", "mountOptions": "debug-all"},
+			[]string{"InvalidArgument", "debug-all", "did you mean \"debug\""}},
 	}
 	for _, c := range claims {
 		claim(t, ns, c.name, class(t, c.parameters), "ReadWriteMany")
@@ -193,7 +197,8 @@ func TestStaticVolume(t *testing.T) {
 	b := bucket(t)
 	put(t, b, "some/where/file", "from elsewhere")
 	put(t, b, "some/whereabouts", "outside")
-	v := staticClaim{name: "static", handle: "anything-" + ns, mode: "ReadWriteMany", attributes: map[string]string{"bucketName": b, "prefix": "some/where", "client": "rclone"}}.make(t, ns)
+	v := staticClaim{name: "static", handle: "anything-" + ns, mode: "ReadWriteMany",
+		attributes: map[string]string{"bucketName": b, "prefix": "some/where", "client": "rclone"}}.make(t, ns)
 	podSpec{name: "p", claims: map[string]string{"/v": "static"}, command: "echo written >/v/new && " + forever}.run(t, ns)
 	if got := execute(t, ns, "p", "sh", "-c", "cd /v && ls && cat file"); got != "file\nnew\nfrom elsewhere" {
 		t.Errorf("the pod has %q", got)
@@ -244,23 +249,12 @@ spec:
   accessModes: [%s]
   persistentVolumeReclaimPolicy: Retain
   claimRef: {namespace: %s, name: %s}
-  csi: {%s}`, name, s.mode, namespace, s.name, join("driver: "+csiName, fmt.Sprintf("volumeHandle: %q", s.handle), "volumeAttributes: "+string(attributes), s.more)))
+  csi: {%s}`, name, s.mode, namespace, s.name,
+		join("driver: "+csiName, fmt.Sprintf("volumeHandle: %q", s.handle), "volumeAttributes: "+string(attributes), s.more)))
 	t.Cleanup(func() { kubectl(t, "delete", "pv", name, "--ignore-not-found", "--wait=false") }) // it goes when its claim has, with the namespace
 	claim(t, namespace, s.name, "", s.mode)
 	bound(t, namespace, s.name)
 	return name
-}
-
-// volumeGone waits until a PersistentVolume is.
-func volumeGone(t testing.TB, name string) {
-	t.Helper()
-	eventually(t, "the volume to be gone", func() error {
-		o, there := find(t, "pv", "", name)
-		if !there {
-			return nil
-		}
-		return fmt.Errorf("it is %s; %s", o.Status.Phase, lastEvent(t, "default", name))
-	})
 }
 
 // phase waits until a PersistentVolume is in that phase.
@@ -272,44 +266,6 @@ func phase(t testing.TB, v object, want string) {
 		}
 		return nil
 	})
-}
-
-// erased waits until a volume that is a prefix is gone, and sees that S3 has nothing of it but a tombstone.
-func erased(t testing.TB, v object) {
-	t.Helper()
-	volumeGone(t, v.Metadata.Name)
-	if b, prefix := place(t, v); len(keys(t, b, prefix)) > 0 {
-		t.Errorf("left in S3: %q", keys(t, b, prefix))
-	}
-	if state := recordState(t, v); state != "deleted" {
-		t.Errorf("the volume's record is of a volume that is %q: it has to be a tombstone", state)
-	}
-}
-
-// volumeRecord is what the record of a volume that is a prefix says.
-type volumeRecord struct {
-	State         string `json:"state"`
-	VolumeID      string `json:"volumeID"`
-	OnDelete      string `json:"onDelete"`
-	CapacityBytes int64  `json:"capacityBytes"`
-}
-
-// recordOf is the record of a volume that is a prefix.
-func recordOf(t testing.TB, v object) volumeRecord {
-	t.Helper()
-	b, _ := place(t, v)
-	var r volumeRecord
-	text := content(t, b, ".s3-csi/volumes/"+v.Metadata.Name)
-	if err := json.Unmarshal([]byte(text), &r); err != nil || r.VolumeID != v.Spec.CSI.VolumeHandle {
-		t.Errorf("the record of %s is %s (%v)", v.Spec.CSI.VolumeHandle, text, err)
-	}
-	return r
-}
-
-// recordState is the state of a volume in its record.
-func recordState(t testing.TB, v object) string {
-	t.Helper()
-	return recordOf(t, v).State
 }
 
 // deleteObjects deletes what is below a prefix, behind all mounts.

@@ -43,7 +43,8 @@ func (e example) checkInline(name string, v inline) {
 	node := driver.NewNode(published, v.Driver, driver.NodeOptions{NodeID: "node", InlineVolumes: true, PodClients: true})
 	inPod := &podRecorder{}
 	node.PodClients = inPod
-	attributes := map[string]string{ofKubelet + "ephemeral": "true", ofKubelet + "pod.uid": uid, ofKubelet + "pod.namespace": "research", ofKubelet + "serviceAccount.name": "trainer"}
+	attributes := map[string]string{ofKubelet + "ephemeral": "true", ofKubelet + "pod.uid": uid, ofKubelet + "pod.namespace": "research",
+		ofKubelet + "serviceAccount.name": "trainer"}
 	maps.Copy(attributes, v.VolumeAttributes)
 	secrets := map[string]string{ofKubelet + "serviceAccount.tokens": `{"sts.amazonaws.com": {"token": "t", "expirationTimestamp": "2030-01-01T00:00:00Z"}}`}
 	source := credentials.SourceWorkload

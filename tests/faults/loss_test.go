@@ -13,9 +13,9 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // uploading is a node with a volume of which a file is being stored, slowly.
@@ -96,46 +96,6 @@ func (u *uploading) unpublish(callBound time.Duration, between func()) (tries in
 			u.t.Fatal(err)
 		}
 		between()
-	}
-}
-
-// A driver that is killed again and again while a mount stores what it has left loses nothing, and an unpublish succeeds
-// not before all is stored.
-func TestDriversThatDieDuringADrainLoseNothing(t *testing.T) {
-	u := upload(t, drive(t))
-	u.under()
-	failed := 0
-	if tries := u.unpublish(400*time.Millisecond, func() {
-		if failed++; failed == 2 {
-			u.hurry()
-		}
-		u.driver.Kill()
-		u.driver = u.Drive(t, "node")
-	}); tries < 2 {
-		t.Errorf("only %d calls failed: the drain was over too soon", tries)
-	}
-	u.stored()
-	u.AwaitNothingLeft(t, clearBound)
-}
-
-// The client is killed repeatedly during a drain, while it uploads.
-func TestClientsThatDieDuringADrainLoseNothing(t *testing.T) {
-	for _, name := range []string{programs[rclone], helperProgram, ""} {
-		t.Run("killed: "+name, func(t *testing.T) {
-			u := upload(t, drive(t))
-			u.under()
-			left := 3
-			u.unpublish(700*time.Millisecond, func() {
-				if left--; left >= 0 {
-					rigtest.Kill(t, u.Running(name)...)
-				}
-				if left == 0 {
-					u.hurry()
-				}
-			})
-			u.stored()
-			u.AwaitNothingLeft(t, clearBound)
-		})
 	}
 }
 

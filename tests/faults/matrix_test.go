@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/systemd"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/systemd"
 )
 
 // testCase is a step of the driver's, and how it gets there.
@@ -81,17 +81,17 @@ func matrix() []testCase {
 		{step: "remove.files", operation: "unpublish"},
 		{step: "release.ended", operation: "unpublish"},
 		{step: "unpublish.released", operation: "unpublish"},
-		// linger
-		{step: "unpublish.unmounted", operation: "linger"},
+		// linger: the clients differ in what they flush
+		{step: "unpublish.unmounted", operation: "linger", clients: one},
 		{step: "linger.flushed", operation: "linger", more: all},
-		{step: "linger.forgot", operation: "linger secret", more: []fault{killClient, killAll}},
-		{step: "linger.recorded", operation: "linger", more: all},
-		{step: "linger.recorded", operation: "linger secret", clients: one, more: all},
-		{step: "release.ended", operation: "linger"},
-		{step: "linger.joined", operation: "warm", more: append([]fault{podGone}, all...)},
-		{step: "bind.recorded", operation: "warm", more: []fault{podGone}},
-		{step: "linger.ending", operation: "linger end", asks: true, more: append([]fault{podGone}, all...)},
-		{step: "end.drained", operation: "linger end", more: []fault{podGone}},
+		{step: "linger.forgot", operation: "linger secret", clients: one, more: []fault{killClient, killAll}},
+		{step: "linger.recorded", operation: "linger", clients: one, more: all},
+		{step: "linger.recorded", operation: "linger secret", clients: one},
+		{step: "release.ended", operation: "linger", clients: one},
+		{step: "linger.joined", operation: "warm", clients: one, more: append([]fault{podGone}, all...)},
+		{step: "bind.recorded", operation: "warm", clients: one, more: []fault{podGone}},
+		{step: "linger.ending", operation: "linger end", clients: one, asks: true, more: append([]fault{podGone}, all...)},
+		{step: "end.drained", operation: "linger end", clients: one, more: []fault{podGone}},
 		// heal
 		{step: "uphold.dead", operation: "heal", asks: true, more: []fault{killHelper, killAll}},
 		{step: "restart.ended", operation: "heal of two"},
@@ -212,7 +212,7 @@ func TestFaultMatrix(t *testing.T) {
 						if !t.Failed() {
 							return
 						}
-						time.Sleep(2 * time.Second) // a driver that heals says what the client died of
+						time.Sleep(2 * time.Second) // a driver that heals reports why the client exited
 						log := l.Logs()[from:]
 						t.Logf("the drivers' log:\n%s", log[max(0, len(log)-30000):])
 						l.driver.Load().Kill()

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
-	"github.com/s3-csi/s3-csi-driver/tests/containers"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // operations bring the driver to a step, have the fault happen there, and see that what was to be done is done.
@@ -168,7 +168,7 @@ func (c *scenario) healAfter(victims func() []rig.Process) {
 }
 
 // bothAtOnce are the client and its helper. The client has exited, and no process knows yet: a driver that finds the
-// helper dead and the client alive would do something else.
+// helper exited and the client running would do something else.
 func (c *scenario) bothAtOnce() []rig.Process {
 	all := c.processes("")
 	for _, p := range c.processes("s3-csi-helper") {
@@ -399,7 +399,7 @@ func restoreOperation(c *scenario) {
 	c.works()
 }
 
-// forget takes away what a reboot does of the volume, whose client is dead.
+// forget removes what a reboot removes of the volume, whose client has exited.
 func (c *scenario) forget() {
 	c.t.Helper()
 	if err := unix.Unmount(c.target, unix.UMOUNT_NOFOLLOW); err != nil {

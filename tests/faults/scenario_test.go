@@ -15,10 +15,10 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/tests/containers"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 const (
@@ -320,7 +320,7 @@ func (c *scenario) works() {
 	if c.testCase.readOnly {
 		return
 	}
-	// What died with the fault may still be on its way.
+	// Processes that the fault killed may not have exited yet.
 	var err error
 	for began := pressure.Now(); began.Since() < healBound; time.Sleep(20 * time.Millisecond) {
 		if err = os.WriteFile(filepath.Join(c.target, "after"), []byte("written after it"), 0o644); err == nil {

@@ -26,9 +26,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
-	"github.com/s3-csi/s3-csi-driver/tests/dns"
-	"github.com/s3-csi/s3-csi-driver/tests/isolate"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/dns"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/isolate"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 const (
@@ -190,7 +190,8 @@ func testLayout(t *testing.T, a archive) {
 		t.Errorf("it is for %s/%s and starts %q", config.OS, config.Architecture, config.Config.Entrypoint)
 	}
 	const label = "org.opencontainers.image."
-	if l := config.Config.Labels; l[label+"version"] != "v1.2.3" || l[label+"title"] != "s3-csi-driver" || l[label+"licenses"] == "" || l[label+"revision"] == "" || l[label+"source"] == "" {
+	if l := config.Config.Labels; l[label+"version"] != "v1.2.3" || l[label+"title"] != "s3-csi-driver" || l[label+"licenses"] == "" ||
+		l[label+"revision"] == "" || l[label+"source"] == "" {
 		t.Errorf("its labels are %q", l)
 	}
 	root := t.TempDir()
@@ -240,7 +241,8 @@ func empty(t *testing.T, a archive, resolv string) string {
 			t.Fatal(err)
 		}
 	}
-	err = errors.Join(os.Chmod(root, 0o755), unix.Mount("proc", filepath.Join(root, "proc"), "proc", 0, ""), os.WriteFile(filepath.Join(root, "etc/resolv.conf"), []byte(resolv), 0o644))
+	err = errors.Join(os.Chmod(root, 0o755), unix.Mount("proc", filepath.Join(root, "proc"), "proc", 0, ""),
+		os.WriteFile(filepath.Join(root, "etc/resolv.conf"), []byte(resolv), 0o644))
 	if err != nil {
 		t.Fatal(err)
 	}

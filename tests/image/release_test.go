@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/registry"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/registry"
 )
 
 // testRelease publishes image and chart to a registry, and installs from there as users do, with nothing but the chart's address.
@@ -48,7 +48,8 @@ func testRelease(t *testing.T, archive string) {
 	published := run("../../hack/release", repository, "v1.2.3", out, archive)
 	lines := strings.Fields(published)
 	reference := lines[len(lines)-1]
-	if published, digest, _ := strings.Cut(lines[len(lines)-2], "@"); published != repository+"/charts/s3-csi-driver:1.2.3" || !strings.HasPrefix(digest, "sha256:") {
+	if published, digest, _ := strings.Cut(lines[len(lines)-2], "@"); published != repository+"/charts/s3-csi-driver:1.2.3" ||
+		!strings.HasPrefix(digest, "sha256:") {
 		t.Errorf("published the chart %q", lines[len(lines)-2])
 	}
 	image, digest, _ := strings.Cut(reference, "@")

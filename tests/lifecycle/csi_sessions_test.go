@@ -12,8 +12,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 func TestControllersInARoleAnswerAsTheTokenServiceDoes(t *testing.T) {
@@ -29,7 +29,8 @@ func TestControllersInARoleAnswerAsTheTokenServiceDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	config := filepath.Join(t.TempDir(), "config.yaml")
-	text := fmt.Sprintf("backends:\n  default:\n    endpoint: %s\n    controllerRoleARN: %s\n    sts: {endpoint: %q}\n    allow: [{namespaces: [team-*]}]\n", s.Endpoint(), role, s.STS())
+	text := fmt.Sprintf("backends:\n  default:\n    endpoint: %s\n    controllerRoleARN: %s\n    sts: {endpoint: %q}\n    allow: [{namespaces: [team-*]}]\n",
+		s.Endpoint(), role, s.STS())
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +42,8 @@ func TestControllersInARoleAnswerAsTheTokenServiceDoes(t *testing.T) {
 	}
 	start := func() (connection, *process) {
 		endpoint, _ := socket(t)
-		p := launch(t, environment(s, "AWS_ACCESS_KEY_ID="+user.AccessKeyID, "AWS_SECRET_ACCESS_KEY="+user.SecretAccessKey), "controller", "--endpoint="+endpoint, "--config="+config, "--v=10")
+		p := launch(t, environment(s, "AWS_ACCESS_KEY_ID="+user.AccessKeyID, "AWS_SECRET_ACCESS_KEY="+user.SecretAccessKey), "controller", "--endpoint="+endpoint,
+			"--config="+config, "--v=10")
 		c := dial(t, endpoint)
 		p.ready(t, c)
 		return c, p

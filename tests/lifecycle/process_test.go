@@ -19,12 +19,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/s3-csi/s3-csi-driver/tests/isolate"
-	"github.com/s3-csi/s3-csi-driver/tests/output"
-	"github.com/s3-csi/s3-csi-driver/tests/ports"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/isolate"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/output"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/ports"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 func TestMain(m *testing.M) { os.Exit(isolate.Main(m.Run)) }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/base64"
 	"fmt"
-	"io/fs"
 	"maps"
 	"net/url"
 	"os"
@@ -18,9 +17,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 // canaries are secrets that are looked for wherever a secret must not be.
@@ -59,63 +58,12 @@ func (c *canaries) inError(err error) {
 	c.in("an error", []byte(fmt.Sprintf("%v %v", err, status.Convert(err).Proto())))
 }
 
-// inProcesses looks at every process's command line, and at the environment of those that run as users of the rig.
-func (c *canaries) inProcesses(n *rigtest.Node) {
-	c.t.Helper()
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	mine := strings.Join(n.Processes(), "\n") + "\n"
-	if !strings.Contains(mine, "pid ") {
-		c.t.Error("no client runs: looking at its environment proves nothing")
-	}
-	for _, e := range entries {
-		if _, err := strconv.Atoi(e.Name()); err != nil {
-			continue
-		}
-		files := []string{"cmdline"}
-		if strings.Contains(mine, "pid "+e.Name()+",") {
-			files = append(files, "environ")
-		}
-		for _, file := range files {
-			b, err := os.ReadFile(filepath.Join("/proc", e.Name(), file))
-			if err == nil { // else it has ended
-				c.in("/proc/"+e.Name()+"/"+file, b)
-			}
-		}
-	}
-}
-
-// inFiles looks at every file below the state and cache directories, but not into mounts.
-func (c *canaries) inFiles(n *rigtest.Node) {
-	c.t.Helper()
-	for _, dir := range []string{n.State, n.Cache} {
-		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-			if err != nil {
-				return nil //nolint:nilerr // it is gone by now
-			}
-			c.in("the name "+path, []byte(path))
-			if filepath.Base(filepath.Dir(path)) == "sources" {
-				return fs.SkipDir
-			}
-			if e.Type().IsRegular() {
-				if b, err := os.ReadFile(path); err == nil {
-					c.in(path, b)
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			c.t.Error(err)
-		}
-	}
-}
-
+// What the driver prints and stores has no secret. tests/credentials looks into processes and files of a node.
 func TestNoSecretIsEverShown(t *testing.T) {
 	t.Parallel()
 	c := &canaries{t: t, words: map[string]string{}}
-	server := rigtest.StartServer(t, s3server.Options{RootAccessKey: "AKIAROOTOFTHETEST0001", RootSecretKey: c.add("the driver's own key", "canary/driver+secret==0001")})
+	server := rigtest.StartServer(t, s3server.Options{RootAccessKey: "AKIAROOTOFTHETEST0001",
+		RootSecretKey: c.add("the driver's own key", "canary/driver+secret==0001")})
 	n := rigtest.On(t, server)
 	config := filepath.Join(n.Dir, "config.yaml")
 	if err := os.WriteFile(config, []byte(fmt.Sprintf("backends: {secrets: {endpoint: %q, controllerCredentials: secret}}\n", n.Endpoint())), 0o600); err != nil {
@@ -160,11 +108,7 @@ func TestNoSecretIsEverShown(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c.inProcesses(n)
-	c.inFiles(n)
 	c.failingCalls(d, publish, own, given.GetVolume(), secret)
-	c.inProcesses(n)
-	c.inFiles(n)
 
 	for _, req := range []*csi.NodePublishVolumeRequest{first, second} {
 		if _, err := d.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: req.GetVolumeId(), VolumePath: req.GetTargetPath()}); err != nil {
@@ -186,7 +130,6 @@ func TestNoSecretIsEverShown(t *testing.T) {
 		c.in(page, []byte(body))
 	}
 	n.NothingLeft(t)
-	c.inFiles(n)
 	if code, err := d.Stop(rigtest.Context(t, patience)); err != nil || code != 0 {
 		t.Errorf("exit code %d, %v", code, err)
 	}
@@ -222,7 +165,8 @@ func (c *canaries) failingCalls(d *rig.Driver, publish func(*csi.Volume, string,
 		c.inError(err)
 		_, err = d.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: given.GetVolumeId(), Secrets: secrets})
 		c.inError(err)
-		_, err = d.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: given.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{rig.Writer()}, Secrets: secrets})
+		_, err = d.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: given.GetVolumeId(),
+			VolumeCapabilities: []*csi.VolumeCapability{rig.Writer()}, Secrets: secrets})
 		c.inError(err)
 		_, err = d.NodePublishVolume(ctx, publish(given, fmt.Sprintf("bad-%d", i), secrets))
 		c.inError(err)
@@ -256,7 +200,8 @@ func TestTheDriversOwnRefusedCredentialsAreNotShown(t *testing.T) {
 	s := rigtest.StartServer(t, s3server.Options{})
 	endpoint, _ := socket(t)
 	http := port(t)
-	p := launch(t, append(environment(s), "AWS_SECRET_ACCESS_KEY="+c.add("the key", "canary/own+key==0001"), "AWS_SESSION_TOKEN="+c.add("the session token", "canary/own+token==0002")),
+	p := launch(t, append(environment(s), "AWS_SECRET_ACCESS_KEY="+c.add("the key", "canary/own+key==0001"),
+		"AWS_SESSION_TOKEN="+c.add("the session token", "canary/own+token==0002")),
 		"controller", "--endpoint="+endpoint, "--http-endpoint="+http, "--v=10", "--logging-format=json")
 	d := dial(t, endpoint)
 	p.ready(t, d)

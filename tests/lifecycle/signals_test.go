@@ -10,11 +10,9 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 // stuck is a controller with a CreateVolume that waits for a server that does not answer.
@@ -75,53 +73,6 @@ func TestSIGTERMMakesTheDriverUnreadyAndLetsRequestsFinish(t *testing.T) {
 		}
 	}
 	contains(t, s.stderr.String(), "Shutting down", "terminated", "Shutdown complete")
-}
-
-func TestSIGTERMCancelsRequestsThatDoNotFinishInTime(t *testing.T) {
-	t.Parallel()
-	s := startStuck(t, "S3_CSI_SHUTDOWN_TIMEOUT=500ms")
-	start := pressure.Now()
-	s.signal(t, syscall.SIGTERM)
-	if code := s.exit(t); code != 0 {
-		t.Errorf("exit code %d, want 0", code)
-	}
-	if took := time.Since(start.Time); took < 500*time.Millisecond || start.Since() > 8*time.Second {
-		t.Errorf("it took %v with --shutdown-timeout=500ms", took)
-	}
-	err := <-s.answer
-	switch status.Code(err) {
-	case codes.Canceled, codes.Aborted, codes.Unavailable, codes.DeadlineExceeded:
-	default:
-		t.Errorf("the cancelled request got %v: a provisioner takes that as final and forgets the volume", err)
-	}
-	if exists(s.socket) {
-		t.Error("the socket is left")
-	}
-	contains(t, s.stderr.String(), "CreateVolume stuck")
-}
-
-func TestASecondSignalEndsTheDriverAtOnce(t *testing.T) {
-	t.Parallel()
-	for _, second := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
-		t.Run(second.String(), func(t *testing.T) {
-			t.Parallel()
-			s := startStuck(t)
-			s.signal(t, syscall.SIGTERM)
-			eventually(t, "/readyz says no", func() bool { code, _ := get(t, s.http, "/readyz"); return code == 503 })
-			start := pressure.Now()
-			s.signal(t, second)
-			if code := s.exit(t); code != 128+int(second) {
-				t.Errorf("exit code %d, want %d", code, 128+int(second))
-			}
-			if took := start.Since(); took > 10*time.Second {
-				t.Errorf("it took %v", took)
-			}
-			// What it left must not keep the next one from starting.
-			s.resume()
-			next := launch(t, nil, "controller", "--endpoint=unix://"+s.socket)
-			next.ready(t, dial(t, "unix://"+s.socket))
-		})
-	}
 }
 
 func TestMountsStayWhenTheDriverStopsAndTheNextOneTakesThemOver(t *testing.T) {
@@ -215,7 +166,8 @@ func TestASecondNodeWithTheSameStateDirectoryIsRefused(t *testing.T) {
 	target := n.Target("a")
 	rigtest.Publish(t, d, v, target)
 	endpoint, path := socket(t)
-	second := launch(t, environment(n.Server), "node", "--launcher=process", "--endpoint="+endpoint, "--state-dir="+n.State, "--cache-dir="+n.Cache, "--default-client="+rigtest.Client)
+	second := launch(t, environment(n.Server), "node", "--launcher=process", "--endpoint="+endpoint, "--state-dir="+n.State, "--cache-dir="+n.Cache,
+		"--default-client="+rigtest.Client)
 	if code := second.exit(t); code == 0 {
 		t.Error("exit code 0")
 	}

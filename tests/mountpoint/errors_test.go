@@ -24,8 +24,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 // bound is how long a client may take to exit, below the time that the driver gives it. The runtime delays failed handshakes by up
@@ -59,7 +59,8 @@ func TestAClientThatCannotServeNamesTheCause(t *testing.T) {
 	}
 	port := func(url string) string { return url[strings.LastIndex(url, ":"):] }
 	fails := func(status int, code, message string) func(*client.Invocation) {
-		s := answers(t, status, "application/xml", fmt.Sprintf("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>%s</Code><Message>%s</Message></Error>", code, message))
+		s := answers(t, status, "application/xml", fmt.Sprintf("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>%s</Code><Message>%s</Message></Error>",
+			code, message))
 		return func(in *client.Invocation) { in.Endpoint = s.URL }
 	}
 	at := func(url string) func(*client.Invocation) { return func(in *client.Invocation) { in.Endpoint = url } }
@@ -72,27 +73,35 @@ func TestAClientThatCannotServeNamesTheCause(t *testing.T) {
 		elapsed  bool             // waits for a timeout
 		attempts string           // of a request; "": 2
 	}{
-		"host name not resolved":          {change: at("http://no-such-host.invalid:9000"), want: []string{"host name not resolved", "(AWS_IO_DNS_", "at http://no-such-host.invalid:9000"}},
-		"nothing listens":                 {change: at("http://127.0.0.1:1"), want: []string{"connection refused", "(AWS_IO_SOCKET_CONNECTION_REFUSED)"}},
-		"no route":                        {change: at("http://198.51.100.1"), want: []string{"no route", "(AWS_IO_SOCKET_"}},
-		"unknown CA":                      {change: at(tls.URL), want: []string{"TLS handshake failed", "(AWS_IO_TLS_", "certificate", "caFile"}, attempts: "8"},
-		"certificate of another CA":       {change: func(in *client.Invocation) { in.Endpoint, in.CAFile = tls.URL, otherCA }, want: []string{"TLS handshake failed", "(AWS_IO_TLS_", "caFile"}},
-		"no TLS at the endpoint":          {change: at("https://127.0.0.1" + port(plain.URL)), want: []string{"http or https", "(AWS_IO_"}},
-		"TLS at the endpoint":             {change: at("http://127.0.0.1" + port(tls.URL)), want: []string{"HTTP error", "http or https"}},
-		"no such CA file":                 {change: func(in *client.Invocation) { in.CAFile = "/no/such/file" }, want: []string{"/no/such/file", "cannot be read"}},
-		"no certificate in the CA file":   {change: func(in *client.Invocation) { in.CAFile = text }, want: []string{"CA bundle", "PEM"}},
-		"access denied":                   {keys: noPolicy, want: []string{"access denied", "(AccessDenied", "s3:ListBucket"}},
-		"no such bucket":                  {change: func(in *client.Invocation) { in.Bucket = "no-such-bucket" }, want: []string{"no such bucket", "(NoSuchBucket", `"no-such-bucket"`}},
-		"unknown access key":              {keys: unknown, want: []string{"unknown access key", "(InvalidAccessKeyId"}},
-		"wrong secret key":                {keys: wrong, want: []string{"wrong signature", "(SignatureDoesNotMatch"}},
-		"no credentials":                  {refuse: true, want: []string{"no credentials", "(AWS_AUTH_SIGNING_NO_CREDENTIALS)"}},
-		"clock skew":                      {change: fails(http.StatusForbidden, "RequestTimeTooSkewed", "The difference between the request time and the current time is too large."), want: []string{"clock skew", "(AWS_ERROR_S3_REQUEST_TIME_TOO_SKEWED)"}},
-		"expired session":                 {change: fails(http.StatusBadRequest, "ExpiredToken", "The provided token has expired."), want: []string{"expired session", "(ExpiredToken"}},
-		"throttled":                       {change: fails(http.StatusServiceUnavailable, "SlowDown", "Please reduce your request rate."), want: []string{"rate limit", "(SlowDown"}},
-		"a code that the client lacks":    {change: fails(http.StatusConflict, "Odd", "an\n odd&#x85;   text "+strings.Repeat("x", 2000)), want: []string{"refused by the service", "(Odd: an odd text xx"}},
-		"another region":                  {change: at(redirects(t).URL), want: []string{"region eu-central-9"}},
-		"a web server":                    {change: at(plain.URL), want: []string{"not a list of objects", "S3"}},
-		"a web server without the page":   {change: at(answers(t, http.StatusNotFound, "text/html", "<html>not found</html>").URL), want: []string{"HTTP status 404", "S3"}},
+		"host name not resolved": {change: at("http://no-such-host.invalid:9000"),
+			want: []string{"host name not resolved", "(AWS_IO_DNS_", "at http://no-such-host.invalid:9000"}},
+		"nothing listens": {change: at("http://127.0.0.1:1"), want: []string{"connection refused", "(AWS_IO_SOCKET_CONNECTION_REFUSED)"}},
+		"no route":        {change: at("http://198.51.100.1"), want: []string{"no route", "(AWS_IO_SOCKET_"}},
+		"unknown CA":      {change: at(tls.URL), want: []string{"TLS handshake failed", "(AWS_IO_TLS_", "certificate", "caFile"}, attempts: "8"},
+		"certificate of another CA": {change: func(in *client.Invocation) { in.Endpoint, in.CAFile = tls.URL, otherCA },
+			want: []string{"TLS handshake failed", "(AWS_IO_TLS_", "caFile"}},
+		"no TLS at the endpoint":        {change: at("https://127.0.0.1" + port(plain.URL)), want: []string{"http or https", "(AWS_IO_"}},
+		"TLS at the endpoint":           {change: at("http://127.0.0.1" + port(tls.URL)), want: []string{"HTTP error", "http or https"}},
+		"no such CA file":               {change: func(in *client.Invocation) { in.CAFile = "/no/such/file" }, want: []string{"/no/such/file", "cannot be read"}},
+		"no certificate in the CA file": {change: func(in *client.Invocation) { in.CAFile = text }, want: []string{"CA bundle", "PEM"}},
+		"access denied":                 {keys: noPolicy, want: []string{"access denied", "(AccessDenied", "s3:ListBucket"}},
+		"no such bucket": {change: func(in *client.Invocation) { in.Bucket = "no-such-bucket" },
+			want: []string{"no such bucket", "(NoSuchBucket", `"no-such-bucket"`}},
+		"unknown access key": {keys: unknown, want: []string{"unknown access key", "(InvalidAccessKeyId"}},
+		"wrong secret key":   {keys: wrong, want: []string{"wrong signature", "(SignatureDoesNotMatch"}},
+		"no credentials":     {refuse: true, want: []string{"no credentials", "(AWS_AUTH_SIGNING_NO_CREDENTIALS)"}},
+		"clock skew": {change: fails(http.StatusForbidden, "RequestTimeTooSkewed",
+			"The difference between the request time and the current time is too large."), want: []string{"clock skew", "(AWS_ERROR_S3_REQUEST_TIME_TOO_SKEWED)"}},
+		"expired session": {change: fails(http.StatusBadRequest, "ExpiredToken", "The provided token has expired."),
+			want: []string{"expired session", "(ExpiredToken"}},
+		"throttled": {change: fails(http.StatusServiceUnavailable, "SlowDown", "Please reduce your request rate."),
+			want: []string{"rate limit", "(SlowDown"}},
+		"a code that the client lacks": {change: fails(http.StatusConflict, "Odd", "an\n odd&#x85;   text "+strings.Repeat("x", 2000)),
+			want: []string{"refused by the service", "(Odd: an odd text xx"}},
+		"another region": {change: at(redirects(t).URL), want: []string{"region eu-central-9"}},
+		"a web server":   {change: at(plain.URL), want: []string{"not a list of objects", "S3"}},
+		"a web server without the page": {change: at(answers(t, http.StatusNotFound, "text/html", "<html>not found</html>").URL),
+			want: []string{"HTTP status 404", "S3"}},
 		"forbidden without a code":        {change: at(answers(t, http.StatusForbidden, "text/plain", "").URL), want: []string{"HTTP status 403", "S3"}},
 		"not a URL":                       {change: at("http://[::1"), want: []string{"endpoint", "http://[::1"}},
 		"the cache's directory is a file": {change: func(in *client.Invocation) { in.CacheDir, in.Cache = text, true }, want: []string{"cache", text}},

@@ -20,9 +20,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/isolate"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/isolate"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 // metadataServices are the addresses at which clouds have their metadata and credentials: EC2, ECS and EKS.
@@ -103,8 +103,7 @@ func addAddress(name, address string) error {
 // The program is static: it needs /proc, /dev/urandom and CA certificates, and no library. Where there are libraries that the C library or
 // the AWS runtime would load, which are built for the C library of the host, it does not load them. It logs to no socket.
 func TestTheClientUsesNothingOfTheHost(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	b.put(t, "volume/f", "f")
 	for name, libraries := range map[string][]string{
 		"modules of nsswitch.conf": {"libnss_compat.so.2"},
@@ -262,8 +261,7 @@ const maxPrivate = 6200 << 10
 // A node has a client for every mount: one that was not used has few threads and little memory of its own. Clients share the memory of
 // the program's file, so there are two.
 func TestAnIdleMountIsSmall(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	in := b.invocation(t)
 	other := mount(t, in, b.keys, nil)
 	m := mount(t, in, b.keys, nil)

@@ -30,9 +30,9 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
-	"github.com/s3-csi/s3-csi-driver/tests/isolate"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/isolate"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 const (
@@ -147,6 +147,13 @@ func newBench(t *testing.T) *bench {
 		t.Fatal(err)
 	}
 	return b
+}
+
+// newOwnBench is newBench for a test of what only the program of this repository does.
+func newOwnBench(t *testing.T) *bench {
+	t.Helper()
+	own(t)
+	return newBench(t)
 }
 
 func (b *bench) put(t *testing.T, key, content string) {

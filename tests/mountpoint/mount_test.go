@@ -300,8 +300,7 @@ func slowAnswers(t *testing.T, service string, upload, answer time.Duration) str
 // A file is released after its close has returned. A rename finds it, also when the service answers the look-up of before that only
 // after it.
 func TestAFileIsFoundWhileItIsStored(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	const answer = 400 * time.Millisecond
 	// The kernel looks up the new name, then the client the old one: meanwhile the file is stored.
 	slow := slowAnswers(t, b.server.Endpoint(), answer*3/2, answer)
@@ -315,8 +314,7 @@ func TestAFileIsFoundWhileItIsStored(t *testing.T) {
 
 // The name that the kernel still knows from before the rename leads to the file as well.
 func TestARenamedFileIsOpenedAtOnce(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	for delay := 3 * time.Millisecond; delay < 8*time.Millisecond; delay += time.Millisecond { // one of them meets the end of the upload
 		slow := slowAnswers(t, b.server.Endpoint(), delay*3/2, delay)
 		m := mount(t, invocation(t, slow, b.server.Region()), b.keys, nil)
@@ -333,8 +331,7 @@ func TestARenamedFileIsOpenedAtOnce(t *testing.T) {
 
 // An unmount drops the release of a file if the client has not read it yet.
 func TestAClosedFileIsStoredWithoutItsRelease(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	m := mount(t, b.invocation(t), b.keys, nil)
 	fd, err := unix.Open(m.at("file"), unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
 	if err != nil {

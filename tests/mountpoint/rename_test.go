@@ -268,8 +268,7 @@ func TestFilesOfAVolumeWithItsOwnEncryptionAreNotRenamed(t *testing.T) {
 // An empty file is stored when the kernel releases it, a moment after the program has closed it. A rename waits for that, but not for
 // a program that has the file open.
 func TestAnEmptyFileIsRenamedAtOnce(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	m := mount(t, b.invocation(t), b.keys, nil)
 	var writers sync.WaitGroup
 	for w := range 8 { // a look-up of one file is answered while others are stored

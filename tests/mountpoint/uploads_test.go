@@ -21,21 +21,25 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // behind returns a proxy in front of the bench's server, and an invocation that uses it.
 func (b *bench) behind(t *testing.T, mountOptions ...string) (*faultproxy.Proxy, client.Invocation) {
 	t.Helper()
-	proxy, err := faultproxy.Start(b.server.Endpoint())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = proxy.Stop() })
+	proxy := rigtest.Proxy(t, b.server.Endpoint())
 	in := invocation(t, proxy.Endpoint(), b.server.Region())
 	in.Options = options(t, mountOptions...)
 	return proxy, in
+}
+
+// mountBehind mounts the bucket behind a proxy.
+func (b *bench) mountBehind(t *testing.T, mountOptions ...string) (*faultproxy.Proxy, *mounted) {
+	t.Helper()
+	proxy, in := b.behind(t, mountOptions...)
+	return proxy, mount(t, in, b.keys, nil)
 }
 
 // record passes requests on and notes those that change something.
@@ -66,8 +70,7 @@ func isComplete(r *http.Request) bool {
 }
 
 func TestEmptyFile_IsStoredByOnePutObjectWhenCloseReturns(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	shell := func(script string) func(path string) error {
 		return func(path string) error {
 			out, err := exec.CommandContext(t.Context(), "sh", "-c", script, "sh", path).CombinedOutput()
@@ -141,8 +144,7 @@ func TestEmptyFile_IsStoredByOnePutObjectWhenCloseReturns(t *testing.T) {
 
 // A program may close one descriptor of a new file and write through another, as dd and shells do.
 func TestEmptyFile_CanStillBeWrittenThroughADuplicate(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	m := mount(t, b.invocation(t), b.keys, nil)
 	for _, script := range []string{
 		`echo content > "$1"`, `(sleep 0; echo content) > "$1"`, `printf 'content\n' | dd of="$1" status=none`, `exec 3> "$1"; echo content >&3`,
@@ -165,10 +167,8 @@ func TestEmptyFile_CanStillBeWrittenThroughADuplicate(t *testing.T) {
 }
 
 func TestEmptyFile_ThatCannotBeStoredFailsTheClose(t *testing.T) {
-	own(t)
-	b := newBench(t)
-	proxy, in := b.behind(t)
-	m := mount(t, in, b.keys, nil)
+	b := newOwnBench(t)
+	proxy, m := b.mountBehind(t)
 	proxy.Set(faultproxy.Faults{Deny: true, Match: func(r *http.Request) bool { return r.Method == http.MethodPut }})
 	want(t, "write", overwrite(m.at("f"), ""), syscall.EIO)
 	proxy.Set(faultproxy.Faults{})
@@ -177,10 +177,8 @@ func TestEmptyFile_ThatCannotBeStoredFailsTheClose(t *testing.T) {
 
 // A file that another process closes than opened it is stored after the close. The helper learns which one could not be stored.
 func TestUnstoredFile_IsReportedByNameAndReason(t *testing.T) {
-	own(t)
-	b := newBench(t)
-	proxy, in := b.behind(t)
-	m := mount(t, in, b.keys, nil)
+	b := newOwnBench(t)
+	proxy, m := b.mountBehind(t)
 	f, err := os.Create(m.at("lost"))
 	if err != nil {
 		t.Fatal(err)
@@ -211,10 +209,8 @@ func TestUnstoredFile_IsReportedByNameAndReason(t *testing.T) {
 }
 
 func TestClosedFile_CanBeRemovedAtOnce(t *testing.T) {
-	own(t)
-	b := newBench(t)
-	_, in := b.behind(t)
-	m := mount(t, in, b.keys, nil)
+	b := newOwnBench(t)
+	_, m := b.mountBehind(t)
 	for n := range 20 {
 		if out, err := exec.CommandContext(t.Context(), "sh", "-c", `touch "$1" && rm "$1"`, "sh", m.at("f")).CombinedOutput(); err != nil {
 			t.Fatalf("%d: %v: %s", n, err, out)
@@ -227,8 +223,7 @@ func TestClosedFile_CanBeRemovedAtOnce(t *testing.T) {
 }
 
 func TestOpenFile_RefusesOtherSizesAndWritesAfterFsync(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	m := mount(t, b.invocation(t), b.keys, nil)
 	f, err := os.Create(m.at("f"))
 	if err != nil {
@@ -261,8 +256,7 @@ func TestOpenFile_RefusesOtherSizesAndWritesAfterFsync(t *testing.T) {
 
 // A container has a subPath as a bind mount of a directory. Other writers can empty the directory and write to it again.
 func TestSubPath_ServesADirectoryThatCameBack(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	for _, name := range []string{"d", "a/b/d"} {
 		b.put(t, "volume/"+name+"/old", "old")
 	}
@@ -317,8 +311,7 @@ func TestSubPath_ServesADirectoryThatCameBack(t *testing.T) {
 }
 
 func TestThrottling_With429IsRetriedUnderAnyCode(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	large := make([]byte, 20<<20)
 	_, _ = rand.Read(large)
 	for _, code := range []string{"SlowDown", "TooManyRequests", "rateLimitExceeded", ""} {
@@ -344,8 +337,7 @@ func TestThrottling_With429IsRetriedUnderAnyCode(t *testing.T) {
 }
 
 func TestUnclearUpload_IsSettledByTheObject(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	large := make([]byte, 12<<20)
 	_, _ = rand.Read(large)
 	put := func(r *http.Request) bool { return r.Method == http.MethodPut && !r.URL.Query().Has("uploadId") }
@@ -399,8 +391,7 @@ func TestUnclearUpload_IsSettledByTheObject(t *testing.T) {
 }
 
 func TestListing_EndsOrFailsWithOddTokens(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	for n := range 3 {
 		b.put(t, fmt.Sprintf("volume/d/%d", n), "")
 	}
@@ -456,8 +447,7 @@ func TestListing_EndsOrFailsWithOddTokens(t *testing.T) {
 }
 
 func TestClient_MountsWhereListingsHaveAnEmptyToken(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	b.put(t, "volume/f", "f")
 	proxy, in := b.behind(t)
 	proxy.Set(faultproxy.Faults{Quirk: faultproxy.ListedAs(func(xml string) string {
@@ -471,8 +461,7 @@ func TestClient_MountsWhereListingsHaveAnEmptyToken(t *testing.T) {
 }
 
 func TestDirectoryMarker_IsRemovedOnlyWithoutOtherKeys(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	for _, key := range []string{"d/", "d/sub/", "d/sub/f", "e/", "full/", "full/f", "moved/", "moved/f", "moved/empty/", "data/", "odd/"} {
 		b.put(t, "volume/"+key, "")
 	}
@@ -536,8 +525,7 @@ func TestDirectoryMarker_IsRemovedOnlyWithoutOtherKeys(t *testing.T) {
 
 // A service, or a cache in front of it, may answer with other bytes than those that were asked for.
 func TestRead_RefusesOtherBytesThanThoseAskedFor(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	content := bytes.Repeat([]byte("0123456789abcdef"), 24<<20/16)
 	newer := bytes.Repeat([]byte("X"), len(content))
 	b.put(t, "volume/f", string(content))
@@ -594,13 +582,11 @@ func TestRead_RefusesOtherBytesThanThoseAskedFor(t *testing.T) {
 
 // A file that is replaced while it is read is not a mixture, even if the service ignores the condition.
 func TestRead_DoesNotMixVersions(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	content := bytes.Repeat([]byte("A"), 64<<20)
 	newer := bytes.Repeat([]byte("B"), len(content))
 	b.put(t, "volume/f", string(content))
-	proxy, in := b.behind(t)
-	m := mount(t, in, b.keys, nil)
+	proxy, m := b.mountBehind(t)
 	f, err := os.Open(m.at("f"))
 	if err != nil {
 		t.Fatal(err)
@@ -623,8 +609,7 @@ func TestRead_DoesNotMixVersions(t *testing.T) {
 }
 
 func TestClient_WorksBehindAFrontEndThatChangesRequests(t *testing.T) {
-	own(t)
-	b := newBench(t)
+	b := newOwnBench(t)
 	proxy, in := b.behind(t, "upload-checksums=off")
 	proxy.Set(faultproxy.Faults{Quirk: faultproxy.FrontEnd})
 	m := mount(t, in, b.keys, nil)

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -14,20 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nobody is the user that containers without a user of their own often run as, such as exporters that see the host's root.
+// The user nobody, as which containers without a user of their own often run, such as exporters that see the host's root.
 const nobody = 65534
-
-// intruder is a process without capabilities that may reach nothing of the driver's.
-type intruder struct {
-	what string
-	uid  int
-	in   int // a process whose mount namespace it is in; 0: the host's
-	own  []string
-}
 
 // The test tries all paths as other users of the host do: a volume with the default modes is open to every user, so only a closed
 // directory on the way keeps them out. They know the names of mounts, from the mount table.
-func TestNobodyElseReachesAVolume(t *testing.T) {
+func TestVolume_IsClosedToOtherUsers(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	var volumes []string
@@ -172,10 +166,6 @@ func (e *env) ownOf(uid int) []string {
 	return own
 }
 
-func (i intruder) owns(path string) bool {
-	return slices.ContainsFunc(i.own, func(dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") })
-}
-
 // try opens everything and reports what it could open. Only programs may be opened, and they must be executable.
 func (i intruder) try(paths map[string]fs.FileMode) (opened []string, err error) {
 	done := make(chan struct{})
@@ -195,21 +185,6 @@ func (i intruder) try(paths map[string]fs.FileMode) (opened []string, err error)
 	<-done
 	slices.Sort(opened)
 	return opened, err
-}
-
-func (i intruder) open(paths map[string]fs.FileMode) (opened []string) {
-	for path, kind := range paths {
-		program := kind.IsRegular() && executable(path)
-		for _, what := range open(path, kind) {
-			if (what != "read" || !program) && !i.owns(path) {
-				opened = append(opened, what+" "+path)
-			}
-		}
-		if strings.HasPrefix(filepath.Base(path), "s3-csi-") && kind.IsRegular() && !program {
-			opened = append(opened, "could not execute "+path)
-		}
-	}
-	return opened
 }
 
 // become makes this thread that user's, without capabilities, in the mount namespace.
@@ -242,33 +217,4 @@ func (i intruder) become() error {
 		return errors.New("it still has capabilities")
 	}
 	return nil
-}
-
-func executable(path string) bool { return unix.Access(path, unix.X_OK) == nil }
-
-// open gives what could be done with a path.
-func open(path string, kind fs.FileMode) (could []string) {
-	try := func(what string, flags int) {
-		if fd, err := unix.Open(path, flags|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err == nil {
-			could = append(could, what)
-			_ = unix.Close(fd)
-		}
-	}
-	switch kind {
-	case fs.ModeDir:
-		try("list", unix.O_RDONLY|unix.O_DIRECTORY)
-		if unix.Access(path, unix.W_OK) == nil {
-			could = append(could, "write into")
-		}
-	case fs.ModeSocket:
-		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		if err == nil && unix.Connect(fd, &unix.SockaddrUnix{Name: path}) == nil {
-			could = append(could, "connect to")
-		}
-		_ = unix.Close(fd)
-	case 0:
-		try("read", unix.O_RDONLY)
-		try("write", unix.O_WRONLY)
-	}
-	return could
 }

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -14,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // caches are the cache directories of mounts; beside them are the driver's own notes, and the directories of its spares.
@@ -147,7 +149,8 @@ func TestACacheIsBounded(t *testing.T) {
 	// It is looked at now and then, so for a while there is more.
 	defer func() {
 		if t.Failed() {
-			out, err := exec.CommandContext(context.Background(), "sh", "-c", "cd $0 && find . -type f -printf '%k KiB of %s, read %A+: %p\n'; ls -l /proc/$1/fd", dir, fmt.Sprint(e.client(rclone).PID)).CombinedOutput()
+			out, err := exec.CommandContext(context.Background(), "sh", "-c", "cd $0 && find . -type f -printf '%k KiB of %s, read %A+: %p\n'; ls -l /proc/$1/fd", dir,
+				fmt.Sprint(e.client(rclone).PID)).CombinedOutput()
 			t.Logf("the cache has, %v:\n%s", err, out)
 		}
 	}()

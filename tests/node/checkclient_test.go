@@ -1,13 +1,12 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,117 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/check"
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
-
-// checkClient is the driver's command for a check of a client on the rig, whose node does not run. The check has the uids after --uid-range.
-func (e *env) checkClient(client string, flags ...string) *exec.Cmd {
-	e.t.Helper()
-	args := append([]string{
-		"check", "--client=" + client, "--bucket=" + bucket, "--prefix=checked", "--output=json", "--state-dir=" + e.State, "--cache-dir=" + e.Cache,
-		"--client-dir=" + e.Clients, fmt.Sprintf("--uid-range=%d-%d", e.FirstUID, e.LastUID-100),
-	}, append(rig.IsolationFlags(), flags...)...)
-	ctx, cancel := context.WithTimeout(e.t.Context(), 2*time.Minute)
-	e.t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, e.Program, args...)
-	cmd.Env = e.Environment()
-	return cmd
-}
-
-// report runs a check of a service that can do everything, and returns the client's section.
-func (e *env) report(cmd *exec.Cmd) (check.Section, int) {
-	e.t.Helper()
-	r, code := e.reports(cmd)
-	for _, row := range r.Sections[0].Rows {
-		if row.Needed && row.Result != check.Yes {
-			e.t.Errorf("operations of the service: %+v", row)
-		}
-	}
-	return r.Sections[1], code
-}
-
-// reports runs a check to its end. Nothing must be left of it on the node, nor in the bucket.
-func (e *env) reports(cmd *exec.Cmd) (check.Report, int) {
-	e.t.Helper()
-	out, err := cmd.Output()
-	exit := (*exec.ExitError)(nil)
-	if err != nil && !errors.As(err, &exit) {
-		e.t.Fatal(err)
-	}
-	e.noSecretIn("the report", out)
-	var r check.Report
-	if err := json.Unmarshal(out, &r); err != nil || len(r.Sections) != 2 {
-		e.t.Fatalf("%v: %s\n%s", err, out, exit.Stderr)
-	}
-	if strings.Contains(string(out), "%!") {
-		e.t.Errorf("a wrong format verb is in the report: %s", out)
-	}
-	e.nothingOfACheck()
-	return r, cmd.ProcessState.ExitCode()
-}
-
-func (e *env) nothingOfACheck() {
-	e.t.Helper()
-	e.NothingLeft(e.t)
-	for _, dir := range []string{e.State, e.Cache} {
-		if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) > 0 {
-			e.t.Errorf("left: %q, %v", left, err)
-		}
-	}
-	if mounts, err := os.ReadFile("/proc/self/mounts"); err != nil || strings.Contains(string(mounts), " "+e.State+"/") {
-		e.t.Errorf("a mount is left, %v", err)
-	}
-	if keys := e.Keys(e.t, bucket, ""); len(keys) > 0 {
-		e.t.Errorf("objects are left: %q", keys)
-	}
-}
-
-// The check takes each client through everything, and says what its declaration should say. Renewal is checked if that is asked for.
-//
-// The first session must last until the renewal is awaited, so the test runs when the machine has nothing else to do.
-func TestTimedCheckOfAClient(t *testing.T) {
-	t.Parallel()
-	const renewal = "--session-duration=15s"
-	for name, tc := range map[string]struct {
-		client  string
-		flags   func(e *env) []string
-		renewal check.Result
-	}{
-		"rclone":        {rclone, func(*env) []string { return nil }, check.Unknown},
-		"mountpoint-s3": {mountpoint, func(*env) []string { return nil }, check.Unknown},
-		"declared, session": {debian, func(e *env) []string {
-			return []string{e.declared("rclone", debian, e.withSessions(e.declaration("path", "mount2", ""))), renewal}
-		}, check.Yes},
-		"declared, fusermount": {debian, func(e *env) []string {
-			return []string{e.declared("rclone", debian, e.declaration("fusermount", "mount", ""))}
-		}, check.Unknown},
-		"declared, static": {s3fs, func(e *env) []string { return []string{e.declaredS3fs(), renewal} }, check.Unknown},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			e := newEnv(t)
-			s, code := e.report(e.checkClient(tc.client, tc.flags(e)...))
-			var table []string
-			for _, row := range s.Rows {
-				table = append(table, row.Check+" "+string(row.Result))
-				if row.Needed && row.Result != check.Yes || row.Check == "clientRenewal" && row.Result != tc.renewal {
-					t.Errorf("%+v", row)
-				}
-			}
-			if len(table) != 17 || code != 0 {
-				t.Errorf("exit code %d, rows %q", code, table)
-			}
-			t.Logf("%+v, notes %q", s.Rows, s.Notes)
-			notes := strings.Join(s.Notes, "\n")
-			for _, want := range []string{"drain: exits", "needs: [delete]"} {
-				if !strings.Contains(notes, want) {
-					t.Errorf("the notes do not say %q: %q", want, s.Notes)
-				}
-			}
-		})
-	}
-}
 
 // A program that takes the descriptor and never answers ends as a failed row within the bound.
 func TestACheckOfAClientThatNeverAnswers(t *testing.T) {
@@ -225,21 +116,11 @@ func TestCheckOfAClient_NamesTheSettingThatHelps(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEnv(t)
-			p, err := faultproxy.Start(e.Rig.S3.Endpoint)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if err := p.Stop(); err != nil {
-					t.Error(err)
-				}
-			})
+			p := rigtest.Proxy(t, e.Rig.S3.Endpoint)
 			p.Set(faultproxy.Faults{Quirk: tc.quirk})
 			config := filepath.Join(t.TempDir(), "config.yaml")
 			text := fmt.Sprintf("backends:\n  default: {endpoint: %q, region: %q, addressing: path}\n", p.Endpoint(), e.Rig.S3.Region)
-			if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			write(t, config, text)
 			r, code := e.reports(e.checkClient(mountpoint, "--config="+config, "--mount-options="+tc.options))
 			found, setting := map[string]bool{}, ""
 			for _, row := range slices.Concat(r.Sections[0].Rows, r.Sections[1].Rows) {

@@ -1,7 +1,8 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
-	"context"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -9,79 +10,12 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
-// Identical publications at the same time are one piece of work.
-func TestConcurrentPublicationsJoin(t *testing.T) {
-	t.Parallel()
-	e := start(t)
-	v := static("join", rclone)
-	target := e.Target("t")
-	e.proxy.Set(faultproxy.Faults{Latency: 50 * time.Millisecond})
-	errs := make([]error, 20)
-	var wg sync.WaitGroup
-	for i := range errs {
-		wg.Go(func() { errs[i] = e.tryPublish(time.Minute, v, target) })
-	}
-	wg.Wait()
-	for i, err := range errs {
-		if err != nil {
-			t.Errorf("publication %d: %v", i, err)
-		}
-	}
-	if n := len(mountsAt(t, target)); n != 1 {
-		t.Errorf("%d mounts on the target", n)
-	}
-	if got := e.lives(); got != 1 {
-		t.Errorf("%d mounts were made", got)
-	}
-	e.client(rclone)
-	e.proxy.Set(faultproxy.Faults{})
-
-	// Different targets of one volume share the one mount, however they come.
-	for i := range errs[:8] {
-		wg.Go(func() { errs[i] = e.tryPublish(time.Minute, v, e.Target(string(rune('a'+i)))) })
-	}
-	wg.Wait()
-	for i := range errs[:8] {
-		wg.Go(func() { errs[i] = e.tryUnpublish(time.Minute, v, e.Target(string(rune('a'+i)))) })
-	}
-	wg.Wait()
-	for i, err := range errs[:8] {
-		if err != nil {
-			t.Errorf("target %d: %v", i, err)
-		}
-	}
-	if got := e.lives(); got != 1 {
-		t.Errorf("%d mounts were made", got)
-	}
-	e.unpublish(v, target)
-	e.NothingLeft(t)
-}
-
-// A publication goes on when its call times out, and the retry joins it; any other call for the target gets an error that says that
-// it is busy.
-func TestAPublicationOutlivesItsCall(t *testing.T) {
-	e := start(t)
-	v := static("slow", rclone)
-	target := e.Target("t")
-	e.proxy.Set(faultproxy.Faults{Blackhole: true})
-	want(t, e.tryPublish(time.Second, v, target), codes.DeadlineExceeded)
-	want(t, e.tryUnpublish(10*time.Second, v, target), codes.Aborted, target)
-	want(t, e.tryPublish(10*time.Second, v, target, readOnly), codes.Aborted, target)
-	e.proxy.Set(faultproxy.Faults{})
-	e.publish(v, "t")
-	if got := e.lives(); got != 1 {
-		t.Errorf("%d mounts were made", got)
-	}
-	e.unpublish(v, target)
-	e.NothingLeft(t)
-}
-
 // A volume whose S3 does not answer delays no other volume.
-func TestAHangingVolumeKeepsNobodyWaiting(t *testing.T) {
+func TestUnresponsiveVolume_DelaysNoOther(t *testing.T) {
 	e := start(t)
 	v := static("hang", rclone)
 	e.proxy.Set(faultproxy.Faults{Blackhole: true})
@@ -129,27 +63,5 @@ func TestPublishAndUnpublishInAnyOrder(t *testing.T) {
 		}
 		e.unpublish(v, target)
 	}
-	e.NothingLeft(t)
-}
-
-// Two drivers cannot share a state directory.
-func TestASecondDriverIsRefused(t *testing.T) {
-	t.Parallel()
-	e := start(t)
-	v := static("first", rclone)
-	target := e.publish(v, "t")
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	second, err := e.Start(ctx, "node")
-	if err == nil {
-		var code int
-		if code, err = second.Wait(ctx); err != nil || code == 0 {
-			t.Errorf("the second driver ended with %d, %v", code, err)
-		}
-	}
-	if err := e.tryPublish(10*time.Second, v, target); err != nil {
-		t.Errorf("the first one: %v", err)
-	}
-	e.unpublish(v, target)
 	e.NothingLeft(t)
 }

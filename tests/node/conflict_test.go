@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -11,7 +13,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
 )
 
 // powerCut ends everything of the node at once and forgets what is not on a disk.
@@ -83,7 +85,7 @@ func comesBack(t *testing.T, e *env) {
 		t.Errorf("%v conflicts are counted, want 2", n)
 	}
 	if !strings.Contains(e.Logs(), "Write conflict, local copies quarantined") {
-		t.Error("the log does not tell of the conflicts")
+		t.Error("the log does not report the conflicts")
 	}
 	if err := os.RemoveAll(kept[0]); err != nil {
 		t.Fatal(err)

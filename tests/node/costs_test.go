@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -10,12 +12,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
-// What a client's death costs is what docs/reference/clients.md says: nothing that was closed; of what was open for writing, with
+// What a client's crash loses is what docs/reference/clients.md says: nothing that was closed; of what was open for writing, with
 // Mountpoint all, with rclone nothing that had been written; open files have to be opened again.
-func TestWhatADeathCosts(t *testing.T) {
+func TestCrash_LosesWhatThePageSays(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "costs/old", "as it was")

@@ -1,7 +1,8 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -11,8 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // Helpers, clients, mounts and open files outlive a driver that is killed; the next one shares the mount and ends it.
@@ -56,80 +56,9 @@ func TestMountsSurviveTheDriver(t *testing.T) {
 	})
 }
 
-// A driver that is killed anywhere in a cold start leaves nothing that the next one does not clear away by itself.
-func TestKilledInAColdStart(t *testing.T) {
-	t.Parallel()
-	e := start(t)
-	v := static("cold", rclone)
-	// What a moment of the start is known by, and what S3 does then.
-	hanging := faultproxy.Faults{Blackhole: true}
-	moments := []struct {
-		name   string
-		faults faultproxy.Faults
-		now    func() bool
-	}{
-		{"the mount has directories", hanging, func() bool { return len(e.Leftovers()) > 0 }},
-		{"the helper runs", hanging, func() bool { return len(e.Running("")) > 0 }},
-		// A helper and a client, whose every request takes two seconds.
-		{"the client runs", faultproxy.Faults{Latency: 2 * time.Second}, func() bool { return len(e.Running(programs[rclone])) > 0 }},
-	}
-	for _, m := range moments {
-		t.Run(m.name, func(t *testing.T) {
-			target := e.Target("t")
-			e.proxy.Set(m.faults)
-			done := make(chan error, 1)
-			driver := e.Driver
-			go func() {
-				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-				defer cancel()
-				_, err := driver.NodePublishVolume(ctx, rigtest.PublishRequest(v, target))
-				done <- err
-			}()
-			e.await(20*time.Second, m.name, m.now)
-			e.Kill()
-			if err := <-done; err == nil {
-				t.Fatal("the publication was over before the driver was killed: this test proves nothing")
-			}
-			e.proxy.Set(faultproxy.Faults{})
-			e.drive()
-			e.awaitNothingLeft(20 * time.Second)
-			// The CO's next call for the target is one or the other.
-			e.publish(v, "t")
-			write(t, filepath.Join(target, "file"), "x")
-			e.unpublish(v, target)
-			e.NothingLeft(t)
-		})
-	}
-}
-
-// The retry of a publication whose driver was killed need not wait for the tidying.
-func TestRetryAfterAKilledColdStart(t *testing.T) {
-	t.Parallel()
-	e := start(t)
-	v := static("retry", rclone)
-	for range 3 {
-		e.proxy.Set(faultproxy.Faults{Blackhole: true})
-		driver, done := e.Driver, make(chan error, 1)
-		go func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			_, err := driver.NodePublishVolume(ctx, rigtest.PublishRequest(v, e.Target("t")))
-			done <- err
-		}()
-		e.await(20*time.Second, "the helper", func() bool { return len(e.Running("")) > 0 })
-		e.restart()
-		if err := <-done; err == nil {
-			t.Error("the publication was over before the driver was killed")
-		}
-		e.proxy.Set(faultproxy.Faults{})
-		e.unpublish(v, e.publish(v, "t"))
-		e.awaitNothingLeft(20 * time.Second) // the sweep at start may be at what the first try left
-	}
-}
-
-// Where the driver is not to heal by itself, a mount whose client died comes back with the next publication of its target,
+// Where the driver is not to heal by itself, a mount whose client exited comes back with the next publication of its target,
 // and can be taken away without that.
-func TestDeadClient(t *testing.T) {
+func TestExitedClient_IsReplacedByThePublication(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("dead", client)
@@ -163,8 +92,8 @@ func TestDeadClient(t *testing.T) {
 	}, "--heal=false")
 }
 
-// A helper that died with its client is no obstacle either.
-func TestDeadHelper(t *testing.T) {
+// A helper that exited with its client is no obstacle either.
+func TestExitedHelper_IsReplacedByThePublication(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	v := static("helperless", rclone)

@@ -1,7 +1,8 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
-	"fmt"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -14,46 +15,14 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 	"github.com/s3-csi/s3-csi-driver/pkg/status"
-	"github.com/s3-csi/s3-csi-driver/tests/fuseclients"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/fuseclients"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
-
-// debian is the name under which the program rclone of Debian is declared. Its command mount2 takes a FUSE descriptor, and mount executes
-// fusermount.
-const debian = "debian-rclone"
-
-// declaration is a config file that declares the program, with further settings of the declaration.
-func (e *env) declaration(fuse, command, settings string) string {
-	return fuseclients.DeclareRclone(e.Rig.S3, debian, fuse, command) + settings
-}
-
-// withSessions gives the driver keys of a user, and adds a token service to a config file's only backend: volumes with the driver's
-// credentials get sessions.
-func (e *env) withSessions(config string) string {
-	e.t.Helper()
-	keys, err := e.AddUser(e.t.Context(), "driver", `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}`)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	e.Rig.S3.Keys = keys
-	e.secrets = append(e.secrets, keys.SecretAccessKey)
-	const backend = "addressing: path"
-	if strings.Count(config, backend) != 1 {
-		e.t.Fatalf("not one backend: %s", config)
-	}
-	return strings.Replace(config, backend, fmt.Sprintf("%s, sts: {endpoint: %q, kinds: [federationToken]}", backend, e.STS()), 1)
-}
 
 // declare installs the program and starts a driver with the declaration.
 func (e *env) declare(fuse, command, settings string) {
 	e.t.Helper()
 	e.drive(e.declared("rclone", debian, e.declaration(fuse, command, settings)))
-}
-
-// declared installs a program of Debian under another name and writes a config file. It returns the driver's flag for it.
-func (e *env) declared(program, name, config string) string {
-	e.t.Helper()
-	return fuseclients.Declare(e.t, e.Rig, program, name, config)
 }
 
 // A client that the operator declares serves like the driver's own: unprivileged, scoped, healed, and drained before its volume is
@@ -89,7 +58,8 @@ func serveDeclared(t *testing.T, fuse, command string, c fuseclients.Case) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if uid, _ := strconv.Atoi(strings.Fields(process.Field("Uid"))[0]); uid < e.FirstUID || process.Field("CapEff") != "0000000000000000" || process.Field("NoNewPrivs") != "1" {
+	if uid, _ := strconv.Atoi(strings.Fields(process.Field("Uid"))[0]); uid < e.FirstUID || process.Field("CapEff") != "0000000000000000" ||
+		process.Field("NoNewPrivs") != "1" {
 		t.Errorf("it runs as uid %d, with the capabilities %s", uid, process.Field("CapEff"))
 	}
 	use := e.used(v, target, debian, "declared/")

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -6,7 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // Volumes that name no client get their backend's, and only without one the driver's.
@@ -19,9 +21,7 @@ func TestABackendHasADefaultClient(t *testing.T) {
 		return fmt.Sprintf("  %s:\n    endpoint: %s\n    region: %s\n    addressing: path\n%s", name, e.proxy.Endpoint(), e.Rig.S3.Region, more)
 	}
 	text := "backends:\n" + backend("default", "") + backend("own", "    defaultClient: "+mountpoint+"\n")
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	write(t, config, text)
 	e.drive("--config=" + config) // --default-client=rclone
 	for name, client := range map[string]string{"default": rclone, "own": mountpoint} {
 		v := static("of-"+name, "", "backend", name)

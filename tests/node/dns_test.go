@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -13,8 +15,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/s3-csi/s3-csi-driver/tests/dns"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/dns"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 const (
@@ -57,10 +59,14 @@ func newCluster(t *testing.T, propagation string) *cluster {
 		if err := os.Mkdir(upper, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		c.onHost("sh", "-ec", `mount --make-r`+propagation+` /; mount -t tmpfs tmpfs $0; mkdir $0/upper $0/work; mount -t overlay -o lowerdir=/etc,upperdir=$0/upper,workdir=$0/work overlay /etc; mount -t tmpfs -o mode=755 tmpfs /run`, upper)
+		c.onHost("sh",
+			"-ec",
+			`mount --make-r`+propagation+` /; mount -t tmpfs tmpfs $0; mkdir $0/upper $0/work; `+
+				`mount -t overlay -o lowerdir=/etc,upperdir=$0/upper,workdir=$0/work overlay /etc; mount -t tmpfs -o mode=755 tmpfs /run`, upper)
 	}
 	c.replaceHosts()
-	c.Wrapper = append(c.enter, "unshare", "--mount", "--propagation", "private", "sh", "-ec", `mount --bind "$0" /etc/resolv.conf; exec setpriv --pdeathsig KILL "$@"`, c.own)
+	c.Wrapper = append(c.enter, "unshare", "--mount", "--propagation", "private", "sh", "-ec",
+		`mount --bind "$0" /etc/resolv.conf; exec setpriv --pdeathsig KILL "$@"`, c.own)
 	return c
 }
 
@@ -94,7 +100,7 @@ func run(t *testing.T, argv ...string) (string, error) {
 	return string(out), err
 }
 
-// replaceHosts gives the host a resolv.conf as a DHCP client does: a new file takes the place of the old one.
+// replaceHosts gives the host a resolv.conf as a DHCP client does: a new file replaces the old one.
 func (c *cluster) replaceHosts() {
 	c.t.Helper()
 	c.onHost("sh", "-ec", `echo "nameserver $0" >$1.new; mv $1.new $1`, c.host.Address.String(), c.hosts)
@@ -163,7 +169,8 @@ func TestClientsResolveNamesAsNodeDNSSays(t *testing.T) {
 			}
 
 			// The cluster's DNS moves.
-			moved := serveNames(t, map[string]netip.Addr{service + "." + domain + ".": netip.MustParseAddr("127.0.0.1"), "new." + domain + ".": netip.MustParseAddr("127.0.0.7")})
+			moved := serveNames(t, map[string]netip.Addr{service + "." + domain + ".": netip.MustParseAddr("127.0.0.1"),
+				"new." + domain + ".": netip.MustParseAddr("127.0.0.7")})
 			write(t, c.own, moved.ResolvConf(domain))
 			c.restart("--node-dns=pod") // which looks at once, and then each minute
 			c.await(20*time.Second, "the changed resolv.conf", func() bool { return c.seen(before) == read(t, c.own) })
@@ -205,7 +212,8 @@ func TestClientsResolveNamesAsNodeDNSSays(t *testing.T) {
 
 // Many hosts' resolv.conf is a link, as a rule to one that systemd-resolved writes.
 func TestAResolvConfThatIsALinkIsReplacedWhereItLeads(t *testing.T) {
-	for to, kept := range map[string]bool{"/run/systemd/resolve/stub-resolv.conf": true, "/run/systemd/resolve/resolv.conf": true, "/run/network/resolv.conf": false} {
+	for to, kept := range map[string]bool{"/run/systemd/resolve/stub-resolv.conf": true, "/run/systemd/resolve/resolv.conf": true,
+		"/run/network/resolv.conf": false} {
 		t.Run(filepath.Base(filepath.Dir(to))+" "+filepath.Base(to), func(t *testing.T) {
 			c := newCluster(t, "private")
 			c.linkHosts(to)

@@ -1,59 +1,24 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
-
-// slow lets an upload of a few MiB take as many seconds, crawling longer than anybody looks at it.
-var (
-	slow     = faultproxy.Faults{Bandwidth: 1 << 20}
-	crawling = faultproxy.Faults{Bandwidth: 128 << 10}
-)
-
-// brief is a deadline that passes while such an upload goes on. The driver answers a second before it, so that the answer
-// arrives on a machine with much else to do, too.
-const brief = 2 * time.Second
-
-// awaitBusy repeats an unpublish that fails until the answer says why a retry has to wait: not everything is known at once, and a busy
-// machine's answer may come too late.
-func (e *env) awaitBusy(v *csi.Volume, target string, words ...string) {
-	e.t.Helper()
-	e.await(20*time.Second, fmt.Sprintf("an unpublication to be told of %q", words), func() bool {
-		err := e.tryUnpublish(brief, v, target)
-		if err == nil {
-			e.t.Fatalf("unpublished, where it was to be told of %q", words)
-		}
-		if status.Code(err) == codes.DeadlineExceeded {
-			return false
-		}
-		want(e.t, err, codes.Aborted)
-		return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(err.Error(), w) })
-	})
-}
-
-func random(size int) string {
-	b := make([]byte, size)
-	_, _ = rand.Read(b)
-	return string(b)
-}
 
 // A file that was written and closed is stored when unpublish says OK, also when that takes longer than one call, and
 // also when the driver is killed in between.
@@ -144,7 +109,7 @@ func TestUnpublishNamesUploadsInFlight(t *testing.T) {
 	})
 }
 
-// A publication that comes while the previous life of the mount drains waits, and sees what that stored.
+// A publication that comes while the previous generation of the mount drains waits, and sees what that stored.
 func TestPublishDuringADrainSeesAllThatWasWritten(t *testing.T) {
 	t.Parallel()
 	e := start(t)
@@ -158,7 +123,7 @@ func TestPublishDuringADrainSeesAllThatWasWritten(t *testing.T) {
 	other := e.publish(v, "b")
 	e.proxy.Set(faultproxy.Faults{})
 	if got := read(t, filepath.Join(other, "data.bin")); got != content {
-		t.Errorf("the new life of the mount reads %d bytes, equal: %t", len(got), got == content)
+		t.Errorf("the new mount reads %d bytes, equal: %t", len(got), got == content)
 	}
 	e.unpublish(v, target)
 	e.unpublish(v, other)
@@ -270,7 +235,7 @@ func TestWhatAKilledClientHadToStoreIsStored(t *testing.T) {
 		e.proxy.Set(faultproxy.Faults{})
 		e.publish(v, "t")
 		if got := read(t, filepath.Join(target, "file")); got != content {
-			t.Errorf("the new life of the mount reads %d bytes, equal: %t", len(got), got == content)
+			t.Errorf("the new mount reads %d bytes, equal: %t", len(got), got == content)
 		}
 		e.unpublish(v, target)
 		if got := e.Object(t, bucket, "killed/file"); got != content {

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -7,18 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// names are file names that S3 keys, command lines and listings have to get right.
-var names = []string{
-	"plain", "with space", " leading", "trailing ", "ünïcödé", "日本語", "emoji-🦀", "plus+sign", "per%cent%20", "a&b=c?d#e", "quote'\"", "semi;colon",
-	"star*", "[brackets]", "dollar$HOME", "back\\slash", "-dash", "--double", ".hidden", "tilde~", "col:on", "at@2", strings.Repeat("long", 50),
-}
 
 // What both clients promise: whole files, directories, names, sizes, deletion, overwriting.
 func TestFiles(t *testing.T) { // alone: its big files keep the disk busy

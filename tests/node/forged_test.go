@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -10,13 +12,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/containers"
-	"github.com/s3-csi/s3-csi-driver/tests/containers/agent"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers/agent"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // A process of a container that has a read-only subpath of a volume, and /dev/fuse, mounts a file system that has the volume's
-// name and is dead. When the volume heals, that one does not become the volume.
+// name and is stale. When the volume heals, that one does not become the volume.
 func TestAForgedMountIsNotHealed(t *testing.T) {
 	t.Parallel()
 	containers.Need(t)

@@ -1,3 +1,5 @@
+//go:build !lane || timed
+
 package node
 
 import (
@@ -8,33 +10,16 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/containers"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
-
-// stuckEnv is set in a process of this test's program that gets stuck: see stuckMain.
-const stuckEnv = "S3CSI_TEST_STUCK"
-
-// stuckMain opens a file close-on-exec and, when its input ends, starts a program. The child's execve(2) flushes the file first, and waits for
-// its client. Until it is answered most of the child's files in /proc block, for root as well.
-func stuckMain() int {
-	fd, err := unix.Open(os.Getenv(stuckEnv), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err == nil {
-		fmt.Println("open")
-		_, _ = os.Stdin.Read(make([]byte, 1))
-		_, err = syscall.ForkExec("/bin/true", []string{"true"}, nil)
-	}
-	fmt.Println(fd, err)
-	return 1
-}
 
 // hang makes a process hang in execve(2), with a file whose client is frozen meanwhile. The process exits when the client goes on.
 func hang(t *testing.T, file string, freeze func()) {

@@ -1,9 +1,10 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -15,50 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
-
-// pod starts processes of a uid that respawn, in a PID namespace that root made for them, as a pod's are that chooses its
-// uid freely. It returns when the first of them run.
-func pod(t *testing.T, uid int) {
-	t.Helper()
-	script := fmt.Sprintf(`for i in 1 2 3 4; do (while :; do setpriv --reuid %[1]d --regid %[1]d --clear-groups sleep 0.2; done) & done; wait`, uid)
-	spawn(t, exec.CommandContext(t.Context(), "sh", "-c", script), syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID})
-	awaitProcess(t, uid, "sleep")
-}
-
-// spawn starts a command, which ends with the test at the latest together with all that it started.
-func spawn(t *testing.T, cmd *exec.Cmd, attributes syscall.SysProcAttr) {
-	t.Helper()
-	attributes.Setpgid = true
-	cmd.SysProcAttr = &attributes
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL); _ = cmd.Wait() })
-}
-
-// awaitProcess waits for a process of a uid and a name.
-func awaitProcess(t *testing.T, uid int, name string) int {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		files, err := filepath.Glob("/proc/[0-9]*/status")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			var pid int
-			if err == nil && strings.HasPrefix(string(text), "Name:\t"+name+"\n") && strings.Contains(string(text), fmt.Sprintf("\nUid:\t%d\t%[1]d\t", uid)) {
-				if _, err := fmt.Sscanf(file, "/proc/%d/status", &pid); err == nil {
-					return pid
-				}
-			}
-		}
-	}
-	t.Fatalf("no process %s of uid %d", name, uid)
-	return 0
-}
 
 // The uid is what stat of the volume shows, and a pod can have any. That must not hold up the volume's pods.
 func TestAPodWithAMountsUIDHoldsNothingUp(t *testing.T) {

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -19,9 +21,9 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // greed is what a client needs at least, and how often a file has to be opened until it needs more than that. Both
@@ -77,7 +79,8 @@ func memoryFile(group, v1, v2 string) string {
 func (e *env) unitOf(volume string) string {
 	e.t.Helper()
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return filepath.Dir(m.Mountpoint) != filepath.Join(e.State, "sources") || !strings.HasPrefix(m.Source, "s3csi:"+volume+":") || strings.Contains(filepath.Base(m.Mountpoint), "."), false
+		return filepath.Dir(m.Mountpoint) != filepath.Join(e.State, "sources") || !strings.HasPrefix(m.Source, "s3csi:"+volume+":") ||
+			strings.Contains(filepath.Base(m.Mountpoint), "."), false
 	})
 	if err != nil || len(mounts) != 1 {
 		e.t.Fatalf("the mounts of volume %s: %v, %v", volume, mounts, err)
@@ -99,8 +102,7 @@ func property(t *testing.T, unit, name string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// What a volume asks for, or the node's operator where it does not, is a property of its mount's unit, and the client is
-// told in its own words.
+// The limits that a volume or the node's operator sets are properties of the mount's unit, and options of the client.
 func TestLimitsAreTheUnits(t *testing.T) {
 	units(t)
 	e := start(t, "--memory-limit=512Mi", "--cpu-weight=30", "--tasks-max=300", "--slice-memory-limit=4Gi")
@@ -189,7 +191,7 @@ func (e *env) tighten(group string) {
 	write(e.t, memoryFile(group, "memory.limit_in_bytes", "memory.max"), strconv.FormatUint(used+slack, 10))
 }
 
-// feast opens a volume's big file again and again until its client is dead. The cgroup is the one whose limit it exceeds.
+// feast opens a volume's big file again and again until its client has exited. The cgroup is the one whose limit it exceeds.
 func (e *env) feast(client, target, group string) {
 	e.t.Helper()
 	if greed[client].keeps {
@@ -248,22 +250,9 @@ func (e *env) stream(path, content string) (stop func() int64) {
 	}
 }
 
-// logged waits for a line of the drivers' log that has all these words in it.
-func (e *env) logged(words ...string) {
-	e.t.Helper()
-	e.await(10*time.Second, fmt.Sprintf("a line of the log with %q", words), func() bool {
-		for line := range strings.Lines(e.Logs()) {
-			if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
-				return true
-			}
-		}
-		return false
-	})
-}
-
 // A client that needs more memory than its volume may use is killed by the kernel: it alone. Its volume comes back, and log
-// and metric tell this death from any other.
-func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
+// and metric tell this exit from any other.
+func TestOOM_AffectsNoOtherVolume(t *testing.T) {
 	enforced(t)
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v, w := e.greedy("greedy", client, "memoryLimit", greed[client].limit), static("modest", client)
@@ -273,7 +262,7 @@ func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer open.Close() // once more, where the test ends early
+		defer open.Close() // again, where the test ends early
 		helper, neighbour := property(t, e.unitOf("greedy"), "MainPID"), property(t, e.unitOf("modest"), "MainPID")
 		stop := e.stream(filepath.Join(b, "file"), "content")
 		e.feast(client, a, filepath.Join(slice, e.unitOf("greedy")))
@@ -293,7 +282,8 @@ func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
 		if now := property(t, e.unitOf("modest"), "MainPID"); now != neighbour {
 			t.Errorf("the neighbour's helper was %s and is %s", neighbour, now)
 		}
-		e.logged("Client exited, restarting it", `volume="greedy"`, `reason="oom"`, "OOM-killed", "the memoryLimit of its volume is "+strings.TrimSuffix(greed[client].limit, "Mi")+" MiB")
+		e.logged("Client exited, restarting it", `volume="greedy"`, `reason="oom"`, "OOM-killed",
+			"the memoryLimit of its volume is "+strings.TrimSuffix(greed[client].limit, "Mi")+" MiB")
 		if n := e.count("s3csi_mount_restarts_total", client, "oom"); n != 1 {
 			t.Errorf("%v OOM restarts are counted", n)
 		}
@@ -302,7 +292,7 @@ func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
 		}
 		write(t, filepath.Join(a, "new"), "written after")
 
-		// The next death is an ordinary one, and the unit still counts the other.
+		// The next exit is an ordinary one, and the unit still counts the other.
 		e.unpublish(w, b)
 		rigtest.Kill(e.t, e.client(client))
 		e.awaitRead(oomBound, filepath.Join(a, "file"), "content")
@@ -321,7 +311,7 @@ func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
 }
 
 // If a client cannot be restarted, the error of a publication says why it exited, however often a restart was tried.
-func TestWantOfMemoryIsToldWhenAVolumeDoesNotComeBack(t *testing.T) {
+func TestOOM_IsReportedWhileTheVolumeDoesNotHeal(t *testing.T) {
 	enforced(t)
 	const client = mountpoint // it gives up on an S3 that is away sooner than the other
 	e := start(t, "--memory-limit=128Mi", "--heal=false")

@@ -1,3 +1,5 @@
+//go:build !lane || linger
+
 package node
 
 import (
@@ -10,8 +12,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // lingering is how many mounts linger.
@@ -20,14 +22,6 @@ func (e *env) lingering() int { return int(e.count("s3csi_mounts", `state="linge
 // ended is how many lingering mounts ended for a reason.
 func (e *env) ended(reason string) int {
 	return int(e.count("s3csi_linger_ends_total", fmt.Sprintf("reason=%q", reason)))
-}
-
-// reports skips the test for another program of Mountpoint: it does not report its uploads, so the driver stops its mounts.
-func reports(t *testing.T, client string) {
-	t.Helper()
-	if client == mountpoint {
-		own(t)
-	}
 }
 
 // lingers fails the test unless the client of that pid is the only one and lingers.

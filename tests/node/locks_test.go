@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -8,9 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/containers"
-	"github.com/s3-csi/s3-csi-driver/tests/containers/agent"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers/agent"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // nameTTL is longer than clients let the kernel keep names.
@@ -62,7 +64,8 @@ func TestHealingTakesNoLockOffWhatIsMountedBelow(t *testing.T) {
 			"writable": {[]containers.Mount{{Source: hostPath, Target: "/given"}}, false, [][2]string{{"/given", "/data/x"}}, "/data/x", true},
 		} {
 			c := containers.Start(t, containers.Options{
-				PodUID: podUID, Capabilities: true, ReadOnlyRoot: tc.root, Own: map[string]string{"own/file": "its own"}, Mounts: append([]containers.Mount{{Source: target, Target: "/data"}}, tc.mounts...),
+				PodUID: podUID, Capabilities: true, ReadOnlyRoot: tc.root, Own: map[string]string{"own/file": "its own"},
+				Mounts: append([]containers.Mount{{Source: target, Target: "/data"}}, tc.mounts...),
 			})
 			if err := c.Nest(t.Context()); err != nil {
 				t.Skipf("needs user namespaces in containers: %v", err)

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -12,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // A PersistentVolume of the AWS Mountpoint driver is published as it is by a driver of that name, and means what it meant.
@@ -24,7 +26,8 @@ func TestAVolumeOfTheAWSDriver(t *testing.T) {
 	v := &csi.Volume{VolumeId: "s3-csi-driver-volume", VolumeContext: map[string]string{
 		"bucketName": bucket, "authenticationSource": "driver", "stsRegion": "us-east-1", "mountpointContainerResourcesRequestsCpu": "500m",
 	}}
-	options := []string{"region " + e.Region(), "prefix some-s3-prefix/", "endpoint-url " + e.proxy.Endpoint() + "/", "--force-path-style", "uid=1000", "--gid 2000", "allow-other", "-d"}
+	options := []string{"region " + e.Region(), "prefix some-s3-prefix/", "endpoint-url " + e.proxy.Endpoint() + "/", "--force-path-style", "uid=1000",
+		"--gid 2000", "allow-other", "-d"}
 	target := e.publish(v, "t", flags(options...))
 	if err := e.tryPublish(time.Minute, v, target, flags(options...)); err != nil {
 		t.Errorf("kubelet republishes: %v", err)
@@ -61,7 +64,8 @@ func TestAVolumeOfTheAWSDriver(t *testing.T) {
 	}
 
 	elsewhere := flags("prefix some-s3-prefix/", "endpoint-url https://s3.example")
-	want(t, e.tryPublish(time.Minute, v, e.Target("t"), elsewhere), codes.FailedPrecondition, "mount_flags[1]", "declare a backend with endpoint: https://s3.example")
+	want(t, e.tryPublish(time.Minute, v, e.Target("t"), elsewhere), codes.FailedPrecondition, "mount_flags[1]",
+		"declare a backend with endpoint: https://s3.example")
 }
 
 // A PersistentVolume that k8s-csi-s3 made is published as it is, with the very secret, as long as that one's keys are meant for
@@ -90,9 +94,11 @@ func TestAVolumeOfK8sCSIS3(t *testing.T) {
 	}
 
 	keys["endpoint"] = "https://storage.yandexcloud.net"
-	want(t, e.tryPublish(time.Minute, v, e.Target("t"), secrets(keys)), codes.FailedPrecondition, "secrets.endpoint", "declare a backend with endpoint: https://storage.yandexcloud.net")
+	want(t, e.tryPublish(time.Minute, v, e.Target("t"), secrets(keys)), codes.FailedPrecondition, "secrets.endpoint",
+		"declare a backend with endpoint: https://storage.yandexcloud.net")
 	v.VolumeContext["mounter"], v.VolumeContext["options"] = "geesefs", "--memory-limit 1000"
-	want(t, e.tryPublish(time.Minute, v, e.Target("t"), secrets(keys)), codes.InvalidArgument, "volume_context.mounter", "set client: rclone", "memory-limit is not supported")
+	want(t, e.tryPublish(time.Minute, v, e.Target("t"), secrets(keys)), codes.InvalidArgument, "volume_context.mounter", "set client: rclone",
+		"memory-limit is not supported")
 
 	// A mount option can replace an attribute that Kubernetes does not allow to change.
 	keys["endpoint"] = e.proxy.Endpoint()

@@ -1,3 +1,5 @@
+//go:build !lane || timed
+
 package node
 
 import (
@@ -9,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/containers"
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // A backend whose endpoint changes in the config file takes its volumes along: publications, and the containers on them,
@@ -44,7 +46,8 @@ func TestTimedMoveOfABackend(t *testing.T) {
 		m := &mounted{client: client, target: e.podTarget(fmt.Sprintf("0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d61%d", i), "pv")}
 		e.publishAt(static(name, client), m.target)
 		pod := containers.Start(t, containers.Options{
-			PodUID: fmt.Sprintf("0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d61%d", i), Mounts: []containers.Mount{{Source: m.target, Target: "/data"}}, Own: map[string]string{"data/file": "its own"},
+			PodUID: fmt.Sprintf("0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d61%d", i), Mounts: []containers.Mount{{Source: m.target, Target: "/data"}},
+			Own: map[string]string{"data/file": "its own"},
 		})
 		m.watch = pod.Watch("/data/file")
 		var err error

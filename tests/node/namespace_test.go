@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -9,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // host makes a PID and a mount namespace whose PID 1 sleeps, as a small host, and gives PID 1's number out here. With its
@@ -33,16 +35,6 @@ func host(t *testing.T) (pid int) {
 	}
 	t.Fatal("the namespaces' PID 1 did not come up")
 	return 0
-}
-
-// in runs a program in the mount and PID namespaces of a process.
-func in(t *testing.T, pid int, argv ...string) string {
-	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "nsenter", append([]string{"-t", fmt.Sprint(pid), "--mount", "--pid"}, argv...)...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %v\n%s", argv, err, out)
-	}
-	return string(out)
 }
 
 // A driver in a mount namespace of its own, as in a container, mounts in PID 1's: the host sees the volume, the container

@@ -1,8 +1,9 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -12,7 +13,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // as runs a shell command as a user and gives its output and whether it succeeded.
@@ -23,17 +24,6 @@ func as(t *testing.T, uid, gid uint32, groups []uint32, command string) (string,
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid, Groups: groups}}
 	out, err := cmd.CombinedOutput()
 	return strings.TrimSpace(string(out)), err == nil
-}
-
-// look is a path's owner, group and permissions as stat shows them: "1:2 0750".
-func look(t *testing.T, path string) string {
-	t.Helper()
-	fi, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	st := fi.Sys().(*syscall.Stat_t)
-	return fmt.Sprintf("%d:%d %04o", st.Uid, st.Gid, fi.Mode().Perm())
 }
 
 // Only processes with the volume's group can use it.

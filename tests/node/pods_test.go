@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -7,37 +9,15 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/containers"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
-
-// refusal is a test that only wants to know whether something in it fails.
-type refusal struct {
-	testing.TB
-	why string
-}
-
-type refused struct{}
-
-func (r *refusal) Fatalf(format string, args ...any) {
-	r.why = fmt.Sprintf(format, args...)
-	panic(refused{})
-}
-
-// Errorf is for what cannot be taken away of something that never was.
-func (r *refusal) Errorf(format string, args ...any) {
-	if r.why == "" {
-		r.TB.Errorf(format, args...)
-	}
-}
 
 // tryContainer starts a container, as a kubelet does that tries again: why tells why not.
 func tryContainer(t *testing.T, o containers.Options) (c *containers.Container, why string) {
@@ -52,16 +32,6 @@ func tryContainer(t *testing.T, o containers.Options) (c *containers.Container, 
 		}
 	}()
 	return containers.Start(r, o), ""
-}
-
-// stop ends containers, as a kubelet does before it unpublishes their volumes.
-func stop(t *testing.T, cs ...*containers.Container) {
-	t.Helper()
-	for _, c := range cs {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	}
 }
 
 // subpath is kubelet's bind of a directory of a pod's volume.
@@ -89,101 +59,6 @@ func reads(t *testing.T, c *containers.Container, limit time.Duration, path, con
 		}
 	}
 	t.Errorf("for %s %s reads %q, %v", limit, path, got, err)
-}
-
-// ours are the mounts of a volume in the namespace of a process.
-func ours(t *testing.T, pid int, volume string) []*mountinfo.Info {
-	t.Helper()
-	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	found, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
-		return !strings.HasPrefix(m.Source, "s3csi:"+volume+":"), false
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return found
-}
-
-// Pods that share a mount all get the healthy one, whatever their cgroups are called and wherever they have it, and what is
-// mounted below it stays. (No process looks there meanwhile: for a moment after the exit, such a look can make the kernel take
-// away what is mounted on a directory that the file system does not vouch for any more.)
-func TestTimedHealOfPodsThatShareAMount(t *testing.T) {
-	t.Parallel()
-	containers.Need(t)
-	eachClient(t, func(t *testing.T, e *env, client string) {
-		for key, content := range map[string]string{"file": "content", "sub/file": "in sub", "child/file": "under the child"} {
-			e.Put(t, bucket, "shared/"+key, content)
-		}
-		v := static("shared", client)
-		child := t.TempDir()
-		write(t, filepath.Join(child, "file"), "the child's")
-		var pods []*containers.Container
-		var targets []string
-		watches := map[*containers.Watch]string{}
-		for i, uid := range []string{podUID, otherPodUID} {
-			target := e.podTarget(uid, "pv")
-			e.publishAt(v, target)
-			targets = append(targets, target)
-			pod := containers.Start(t, containers.Options{
-				PodUID: uid, Cgroup: []containers.CgroupStyle{containers.CgroupFS, containers.CgroupSystemd}[i],
-				Mounts: []containers.Mount{
-					{Source: target, Target: "/one"},
-					{Source: target, Target: "/two", ReadOnly: true},
-					{Source: child, Target: "/one/child"},
-				},
-			})
-			pods = append(pods, pod)
-			for path, content := range map[string]string{"/one/file": "content", "/two/sub/file": "in sub"} {
-				w := pod.Watch(path)
-				watches[w] = content
-				if _, ok := w.Await(time.Time{}, 10*time.Second, containers.Reads(content)); !ok {
-					t.Fatalf("pod %d never read %s", i, path)
-				}
-			}
-		}
-		if n := e.count("s3csi_mounts"); n != 1 {
-			t.Fatalf("the pods have %v mounts", n)
-		}
-		rigtest.Kill(e.t, e.client(client))
-		died := pressure.Now()
-		for w, content := range watches {
-			look, ok := w.Await(died.Time, 10*time.Second, containers.Reads(content))
-			if took := died.Until(look.End()); !ok || took > soon {
-				t.Errorf("%q is read again after %s (%t), want %s", content, took, ok, soon)
-			}
-		}
-		// They are counted when the dead ones are detached, too, all at once.
-		e.await(eventually, "four mounts in containers to be replaced", func() bool { return e.count("s3csi_mount_heals_total", "container", "replaced") >= 4 })
-		for w, content := range watches {
-			if bad := w.Unwanted(content); len(bad) > 0 {
-				t.Errorf("in place of %q was %+v", content, bad[0])
-			}
-			w.Stop()
-		}
-		for i, pod := range pods {
-			if n := len(ours(t, pod.PID, "shared")); n != 2 {
-				t.Errorf("pod %d has %d mounts of the volume", i, n)
-			}
-			for path, content := range map[string]string{"/one/child/file": "the child's", "/two/child/file": "under the child"} {
-				if got, err := pod.Read(t.Context(), path); err != nil || got != content {
-					t.Errorf("pod %d reads %q of %s, %v", i, got, path, err)
-				}
-			}
-			if err := pod.Write(t.Context(), fmt.Sprintf("/one/from-%d", i), "x"); err != nil {
-				t.Error(err)
-			}
-			stop(t, pod)
-			e.unpublish(v, targets[i])
-		}
-		for i := range pods {
-			e.Object(t, bucket, fmt.Sprintf("shared/from-%d", i))
-		}
-		e.awaitNothingLeft(5 * time.Second)
-	})
 }
 
 // An agent that holds a private copy of the host's root keeps neither the stale connection nor, at the end, the
@@ -236,7 +111,7 @@ func TestAnAgentWithACopyOfTheHostKeepsNothing(t *testing.T) {
 }
 
 // In a container with a user namespace of its own what can be written to heals. What is mounted read-only there cannot be
-// replaced without its becoming writable: it stays dead until the container is started again.
+// replaced without its becoming writable: it stays stale until the container is started again.
 func TestAContainerInAUserNamespaceHealsWhatItMayWriteTo(t *testing.T) {
 	t.Parallel()
 	containers.Need(t)
@@ -246,7 +121,8 @@ func TestAContainerInAUserNamespaceHealsWhatItMayWriteTo(t *testing.T) {
 		v := static("lesser", client)
 		target := e.podTarget(podUID, "pv")
 		e.publishAt(v, target)
-		options := containers.Options{PodUID: podUID, UserNamespace: true, Mounts: []containers.Mount{{Source: target, Target: "/data"}, {Source: target, Target: "/ro", ReadOnly: true}}}
+		options := containers.Options{PodUID: podUID, UserNamespace: true, Mounts: []containers.Mount{{Source: target, Target: "/data"},
+			{Source: target, Target: "/ro", ReadOnly: true}}}
 		pod := containers.Start(t, options)
 		for _, path := range []string{"/data/file", "/ro/file"} {
 			reads(t, pod, eventually, path, "content")
@@ -261,7 +137,7 @@ func TestAContainerInAUserNamespaceHealsWhatItMayWriteTo(t *testing.T) {
 			t.Errorf("the read-only mount answers %v", err)
 		}
 		if n := e.count("s3csi_mount_heals_total", "container", "failed"); n == 0 {
-			t.Error("what is left dead is not counted")
+			t.Error("what is left stale is not counted")
 		}
 		stop(t, pod)
 		again := containers.Start(t, options)
@@ -278,7 +154,7 @@ func TestAContainerInAUserNamespaceHealsWhatItMayWriteTo(t *testing.T) {
 	})
 }
 
-// A container that is to start while its volume is dead does not start, or does and gets errors, where the runtime does not
+// A container that is to start while its volume is stale does not start, or does and gets errors, where the runtime does not
 // notice; also on a subpath, for which kubelet makes no new bind. As soon as a driver has healed the volume both are well,
 // without any help.
 func TestAContainerIsWellOnceItsVolumeIsHealed(t *testing.T) {
@@ -312,11 +188,11 @@ func TestAContainerIsWellOnceItsVolumeIsHealed(t *testing.T) {
 				continue
 			}
 			if _, err := c.Read(t.Context(), file); !errors.Is(err, unix.ENOTCONN) {
-				t.Errorf("a container on %s, which is dead, is answered %v", source, err)
+				t.Errorf("a container on %s, which is stale, gets %v", source, err)
 			}
 			early[source] = c
 		}
-		t.Logf("%d containers started on a dead volume", len(early))
+		t.Logf("%d containers started on a stale volume", len(early))
 		e.drive()
 		for source, file := range files {
 			e.awaitRead(3*time.Second, filepath.Join(source, strings.TrimPrefix(file, "/data")), "content")
@@ -368,48 +244,6 @@ func TestContainersThatComeUpDuringAHealAreHealed(t *testing.T) {
 	}
 	t.Logf("%d containers started", started)
 	e.awaitNothingLeft(5 * time.Second)
-}
-
-// A pod that is deleted while its volume heals takes nothing from the others, and its unpublication waits for no more than
-// that.
-func TestTimedUnpublishDuringAHeal(t *testing.T) {
-	t.Parallel()
-	containers.Need(t)
-	eachClient(t, func(t *testing.T, e *env, client string) {
-		e.Put(t, bucket, "going/file", "content")
-		v := static("going", client)
-		stays, goes := e.podTarget(podUID, "pv"), e.podTarget(otherPodUID, "pv")
-		for i := range 5 {
-			e.publishAt(v, stays)
-			e.publishAt(v, goes)
-			pod := containers.Start(t, containers.Options{PodUID: podUID, Mounts: []containers.Mount{{Source: stays, Target: "/data"}}})
-			going := containers.Start(t, containers.Options{PodUID: otherPodUID, Cgroup: containers.CgroupSystemd, Mounts: []containers.Mount{{Source: goes, Target: "/data"}}})
-			w := pod.Watch("/data/file")
-			rigtest.Kill(e.t, e.client(client))
-			died := pressure.Now()
-			time.Sleep(time.Duration(i) * 15 * time.Millisecond) // any moment of the heal will do
-			var all sync.WaitGroup
-			all.Go(func() {
-				stop(t, going)
-				if err := e.tryUnpublish(20*time.Second, v, goes); err != nil {
-					t.Errorf("round %d: %v", i, err)
-				}
-			})
-			if _, ok := w.Await(died.Time, 10*time.Second, containers.Reads("content")); !ok {
-				t.Errorf("round %d: the pod that stays does not read", i)
-			}
-			all.Wait()
-			if took := died.Since(); took > 5*time.Second {
-				t.Errorf("round %d took %s", i, took)
-			}
-			if _, err := os.Lstat(goes); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("round %d: the target that goes is still there: %v", i, err)
-			}
-			stop(t, pod)
-			e.unpublish(v, stays)
-			e.awaitNothingLeft(5 * time.Second)
-		}
-	})
 }
 
 // The only pod is deleted while its volume heals: the mount ends, and does not come back.

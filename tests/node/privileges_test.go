@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -13,7 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 // statusOf reads /proc/<pid>/status (proc_pid_status(5)).
@@ -172,45 +174,6 @@ exit 3
 		t.Errorf("it looked into the driver's state: %v", err)
 	}
 	e.undone(e.Target("t"))
-}
-
-// Nothing secret is in any file that the driver or a mount has.
-func TestNoSecretOnDisk(t *testing.T) {
-	t.Parallel()
-	e := start(t)
-	secret := e.user("canary")
-	var targets []string
-	for _, client := range clients {
-		target := e.publish(static("disk-"+client, client), client, secrets(secret))
-		write(t, filepath.Join(target, "file"), "x")
-		targets = append(targets, target)
-	}
-	files := 0
-	for _, dir := range []string{e.State, e.Cache} {
-		err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-			if err != nil {
-				return err
-			}
-			if path == filepath.Join(e.State, "sources") {
-				return filepath.SkipDir
-			}
-			if d.Type().IsRegular() {
-				files++
-				e.noSecretIn(path, []byte(read(t, path)))
-			}
-			return nil
-		})
-		if err != nil {
-			t.Error(err)
-		}
-	}
-	if files < 4 {
-		t.Errorf("only %d files were looked at", files)
-	}
-	for i, client := range clients {
-		e.unpublish(static("disk-"+client, client), targets[i])
-	}
-	e.NothingLeft(t)
 }
 
 // A publication is nosuid and nodev whatever its author asks for.

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -8,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // A client that stores its files after the last unpublish does so through the proxy whose password has changed meanwhile.
@@ -25,7 +27,8 @@ func TestAProxyWhosePasswordChangesDuringADrain(t *testing.T) {
 	p := startForwardProxy(t, "driver:"+first, map[string]string{host + ":80": upstream.Host})
 	login, config := filepath.Join(t.TempDir(), "proxy"), filepath.Join(e.Dir, "config.yaml")
 	write(t, login, "driver:"+first)
-	write(t, config, fmt.Sprintf("backends:\n  default:\n    endpoint: http://%s\n    region: %s\n    addressing: path\n    proxy: {url: %q, credentialsFile: %q}\n", host, e.Rig.S3.Region, p.URL, login))
+	write(t, config, fmt.Sprintf("backends:\n  default:\n    endpoint: http://%s\n    region: %s\n    addressing: path\n    proxy: {url: %q, credentialsFile: "+
+		"%q}\n", host, e.Rig.S3.Region, p.URL, login))
 	e.Driver = e.Drive(t, "node", "--config="+config)
 	v := static("proxy-drain", rclone)
 	target := e.publish(v, "proxy-drain")

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -21,8 +23,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 // forwardProxy is an HTTP proxy that wants credentials. It alone knows where the hosts are that it is asked for.
@@ -164,7 +166,8 @@ func TestEverythingGoesThroughTheProxyOfABackend(t *testing.T) {
 	login := filepath.Join(t.TempDir(), "proxy")
 	config := filepath.Join(e.Dir, "config.yaml")
 	proxy := fmt.Sprintf("    region: %s\n    addressing: path\n    proxy:\n      url: %s\n      credentialsFile: %s\n", e.Rig.S3.Region, p.URL, login)
-	text := "backends:\n  default:\n    endpoint: http://" + plain + "\n    sts: {endpoint: http://" + tokens + ", kinds: [federationToken]}\n" + proxy + "  secure:\n    endpoint: https://" + secure + "\n    caFile: " + cert + "\n" + proxy
+	text := "backends:\n  default:\n    endpoint: http://" + plain + "\n    sts: {endpoint: http://" + tokens + ", kinds: [federationToken]}\n" + proxy +
+		"  secure:\n    endpoint: https://" + secure + "\n    caFile: " + cert + "\n" + proxy
 	for path, content := range map[string]string{login: "driver:" + password + "\n", config: text} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -243,7 +246,8 @@ func TestAProxyWhosePasswordChanges(t *testing.T) {
 	}
 	p := startForwardProxy(t, "driver:first$password", map[string]string{host + ":80": upstream.Host})
 	login, config := filepath.Join(t.TempDir(), "proxy"), filepath.Join(e.Dir, "config.yaml")
-	text := fmt.Sprintf("backends:\n  default:\n    endpoint: http://%s\n    region: %s\n    addressing: path\n    proxy: {url: %q, credentialsFile: %q}\n", host, e.Rig.S3.Region, p.URL, login)
+	text := fmt.Sprintf("backends:\n  default:\n    endpoint: http://%s\n    region: %s\n    addressing: path\n    proxy: {url: %q, credentialsFile: %q}\n", host,
+		e.Rig.S3.Region, p.URL, login)
 	for path, content := range map[string]string{login: p.login, config: text} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -13,9 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // renaming is a volume of the client that is built here, at a node of its own. done unpublishes it.
@@ -29,14 +30,6 @@ func renaming(t *testing.T) (e *env, at func(...string) string, done func()) {
 		e.proxy.Set(faultproxy.Faults{})
 		e.unpublish(static("files", mountpoint), target)
 		e.NothingLeft(t)
-	}
-}
-
-// own skips a test of what only the client does that is built here.
-func own(t *testing.T) {
-	t.Helper()
-	if programs[mountpoint] != rig.OwnMountpoint {
-		t.Skipf("%s names another program than %s, which alone does this", rig.EnvMountpoint, rig.OwnMountpoint)
 	}
 }
 

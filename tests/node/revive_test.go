@@ -1,10 +1,11 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // unsent publishes a volume at the target and leaves a file in the client's cache that S3 does not take.
@@ -35,7 +36,7 @@ func (e *env) killAll() {
 	}
 }
 
-// A helper that was started to bring a dead client back, and could not, has stored nothing: what the client had left is
+// A helper that was started to restart an exited client, and could not, has stored nothing: what the client had left is
 // kept until one does.
 func TestWhatCouldNotBeStoredIsKept(t *testing.T) {
 	t.Parallel()
@@ -84,13 +85,13 @@ func TestAPublicationBringsTheSecretBack(t *testing.T) {
 	e.awaitNothingLeft(5 * time.Second)
 }
 
-// What a dead client that several targets share had left is stored before another life of the mount serves the prefix: it
+// What an exited client that several targets share had left is stored before another generation of the mount serves the prefix: it
 // must not come later, over what was written since.
 func TestOldDataDoesNotComeAfterNew(t *testing.T) {
 	t.Parallel()
 	for _, who := range []string{"client", "client and helper"} {
 		t.Run(who, func(t *testing.T) {
-			e := start(t, "--heal=false") // so that the next life begins with the publication, when S3 is back
+			e := start(t, "--heal=false") // so that the next generation starts with the publication, when S3 is back
 			v := static("ordered", rclone)
 			b := e.publish(v, "b")
 			a := e.unsent("ordered", "old")
@@ -116,27 +117,9 @@ func TestOldDataDoesNotComeAfterNew(t *testing.T) {
 	}
 }
 
-// container holds a copy of all mounts in a namespace of its own, as a running container does, and gives its pid.
-func container(t *testing.T) (pid int) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "unshare", "-m", "--propagation", "private", "sh", "-c", "echo; exec sleep 1000")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	if _, err := out.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
-	return cmd.Process.Pid
-}
-
-// Where the driver is not to heal by itself, a container that runs on a dead mount gets errors, as long as its volume is
+// Where the driver is not to heal by itself, a container that runs on a stale mount gets errors, as long as its volume is
 // published: without the stale mount it would write into its own directory below, unnoticed.
-func TestADeadMountIsNotTakenFromAContainer(t *testing.T) {
+func TestStaleMount_StaysInAContainer(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("shown", client)
@@ -158,9 +141,9 @@ func TestADeadMountIsNotTakenFromAContainer(t *testing.T) {
 	}, "--heal=false")
 }
 
-// As long as a dead mount cannot be replaced, its target goes on to show it: a container that is restarted there must not
+// As long as a stale mount cannot be replaced, its target goes on to show it: a container that is restarted there must not
 // find an empty directory.
-func TestADeadMountStaysUntilItIsReplaced(t *testing.T) {
+func TestStaleMount_StaysUntilItIsReplaced(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	v := static("stays", mountpoint)
@@ -178,29 +161,6 @@ func TestADeadMountStaysUntilItIsReplaced(t *testing.T) {
 	write(t, filepath.Join(target, "file"), "x")
 	e.unpublish(v, target)
 	e.NothingLeft(t)
-}
-
-// A driver that is killed between unmounting the source and detaching the copies of it leaves the latter to the next one.
-func TestCopiesAreFoundAfterTheSourceIsGone(t *testing.T) {
-	t.Parallel()
-	eachClient(t, func(t *testing.T, e *env, client string) {
-		v := static("pinned", client)
-		target := e.publish(v, "t")
-		container(t)
-		e.Kill()
-		sources, err := filepath.Glob(filepath.Join(e.State, "sources", "*"))
-		if err != nil || len(sources) != 1 {
-			t.Fatalf("sources: %v, %v", sources, err)
-		}
-		for _, place := range []string{target, sources[0]} {
-			if err := unix.Unmount(place, unix.UMOUNT_NOFOLLOW); err != nil {
-				t.Fatal(err)
-			}
-		}
-		e.drive()
-		e.unpublish(v, target)
-		e.NothingLeft(t)
-	})
 }
 
 // A helper that does not answer may be busy or swapped out: a mount that works is not torn down for that.

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -9,28 +11,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/tests/containers"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
-
-// anotherKey is a second secret of a user.
-func (e *env) anotherKey(name string) map[string]string {
-	e.t.Helper()
-	keys, err := e.AddKey(e.t.Context(), name)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	e.secrets = append(e.secrets, keys.SecretAccessKey)
-	return map[string]string{"accessKeyID": keys.AccessKeyID, "secretAccessKey": keys.SecretAccessKey}
-}
-
-// revoke makes a secret of a user worthless.
-func (e *env) revoke(name string, secret map[string]string) {
-	e.t.Helper()
-	if err := e.RemoveKey(e.t.Context(), name, secret["accessKeyID"]); err != nil {
-		e.t.Fatal(err)
-	}
-}
 
 // A publication with another secret continues with it, on the same client; none with the old secret can join.
 func TestARotatedSecretIsTakenOverInPlace(t *testing.T) {
@@ -97,7 +80,8 @@ func TestASecretThatWasRotatedTooLate(t *testing.T) {
 		second := e.anotherKey("owner")
 		v, target := static("late", client), e.podTarget(pod, "pv")
 		e.publishAt(v, target, secrets(first))
-		c := containers.Start(t, containers.Options{PodUID: pod, Mounts: []containers.Mount{{Source: target, Target: "/data"}}, Own: map[string]string{"data/file": "its own"}})
+		c := containers.Start(t, containers.Options{PodUID: pod, Mounts: []containers.Mount{{Source: target, Target: "/data"}},
+			Own: map[string]string{"data/file": "its own"}})
 		write(t, filepath.Join(target, "file"), "content")
 		e.await(10*time.Second, "the upload", func() bool { return len(e.Keys(t, bucket, "late/file")) == 1 })
 		e.revoke("owner", first)
@@ -133,7 +117,8 @@ func TestARotatedSecretOfASharedMount(t *testing.T) {
 		e.Put(t, bucket, "both/file", "content")
 		e.publishAt(v, a, secrets(first))
 		b := e.publish(v, "b", secrets(first))
-		c := containers.Start(t, containers.Options{PodUID: pod, Mounts: []containers.Mount{{Source: a, Target: "/data"}}, Own: map[string]string{"data/file": "its own"}})
+		c := containers.Start(t, containers.Options{PodUID: pod, Mounts: []containers.Mount{{Source: a, Target: "/data"}},
+			Own: map[string]string{"data/file": "its own"}})
 		watch := c.Watch("/data/file")
 		open, err := os.Open(filepath.Join(a, "file"))
 		if err != nil {
@@ -180,29 +165,6 @@ func TestARotatedSecretOfASharedMount(t *testing.T) {
 		e.await(time.Minute, "the former mount to end", func() bool { return len(e.Running(programs[client])) == 1 })
 		e.unpublish(v, a)
 		e.unpublish(v, b)
-		e.NothingLeft(t)
-	})
-}
-
-// A secret that does not work changes nothing for the publication, and the answer says so.
-func TestARotatedSecretThatIsRefused(t *testing.T) {
-	rigtest.ProcessOnly(t, "the service refuses the same with each launcher")
-	t.Parallel()
-	eachClient(t, func(t *testing.T, e *env, client string) {
-		first, stranger := e.user("owner"), map[string]string{"accessKeyID": "AKIAUNKNOWN000000000", "secretAccessKey": "nobodys-secret"}
-		e.secrets = append(e.secrets, stranger["secretAccessKey"])
-		v := static("refused", client)
-		target := e.publish(v, "a", secrets(first))
-		write(t, filepath.Join(target, "file"), "content")
-		want(t, e.tryPublish(time.Minute, v, target, secrets(stranger)), codes.Unavailable, "secret has changed", "keeps its session")
-		e.publish(v, "a", secrets(first))
-		if got := read(t, filepath.Join(target, "file")); got != "content" {
-			t.Errorf("it reads %q", got)
-		}
-		if n := e.lives(); n != 1 {
-			t.Errorf("%d mounts were made", n)
-		}
-		e.unpublish(v, target)
 		e.NothingLeft(t)
 	})
 }

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -11,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // Publications of equal specs share a client; a difference in what decides a mount, or in whose it is, separates them.
@@ -107,7 +109,8 @@ func TestReadOnlyIsOfThePublicationOrOfTheVolume(t *testing.T) {
 		}
 		e.unpublish(locked, target)
 
-		for _, m := range []csi.VolumeCapability_AccessMode_Mode{csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY} {
+		for _, m := range []csi.VolumeCapability_AccessMode_Mode{csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+			csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY} {
 			target := e.publish(v, "reader", mode(m))
 			if err := os.WriteFile(filepath.Join(target, "other"), nil, 0o644); !errors.Is(err, unix.EROFS) {
 				t.Errorf("writing with access mode %s: %v", m, err)

@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -13,14 +15,10 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
-	"github.com/s3-csi/s3-csi-driver/tests/fuseclients"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/fuseclients"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
-
-// s3fs is the name under which the program s3fs of Debian is declared. It reads keys once, and executes fusermount.
-const s3fs = "debian-s3fs"
 
 // declareS3fs starts a driver with the declaration of s3fs. It returns the driver's flag for that.
 func (e *env) declareS3fs() (flag string) {
@@ -28,17 +26,6 @@ func (e *env) declareS3fs() (flag string) {
 	flag = e.declaredS3fs()
 	e.drive(flag)
 	return flag
-}
-
-// declaredS3fs installs s3fs, and returns the driver's flag for its declaration.
-func (e *env) declaredS3fs() (flag string) {
-	e.t.Helper()
-	if _, err := os.Stat("/bin/fusermount"); err == nil {
-		if _, err := sandbox.ABI(); err != nil {
-			e.t.Skip("libfuse 2 executes /bin/fusermount instead of the driver's program, and nothing prevents that: ", err)
-		}
-	}
-	return e.declared("s3fs", s3fs, fuseclients.DeclareS3fs(e.Rig.S3, s3fs))
 }
 
 // A declared client that reads its keys when it starts serves like the others. No process but the client has them, and none but root and
@@ -52,20 +39,21 @@ func TestAClientWithStaticKeysServes(t *testing.T) {
 	target := e.publish(v, "keys", secrets(secret))
 	write(t, filepath.Join(target, "file"), "content")
 	e.keysOnlyIn(e.s3fs(), secret)
-	fuseclients.Get(t, "s3fs", fuseclients.Declared, fuseclients.Fusermount).Use(t, fuseclients.Volume{Dir: target, Stored: e.Stored(t, bucket, "keys/"), Restart: func() {
-		rigtest.Kill(t, e.s3fs())
-		e.awaitRead(eventually, filepath.Join(target, "file"), "content")
-		e.keysOnlyIn(e.s3fs(), secret)
-	}, Renew: func() bool {
-		before, second := e.s3fs(), e.anotherKey("owner")
-		e.publish(v, "keys", secrets(second))
-		e.awaitOther(s3fs, before)
-		e.revoke("owner", secret)
-		return e.s3fs() == before
-	}, Unpublish: func() {
-		write(t, filepath.Join(target, "last"), strings.Repeat("last", 4<<20)) // more than a mount's directory of state holds
-		e.unpublish(v, target)
-	}})
+	fuseclients.Get(t, "s3fs", fuseclients.Declared, fuseclients.Fusermount).Use(t,
+		fuseclients.Volume{Dir: target, Stored: e.Stored(t, bucket, "keys/"), Restart: func() {
+			rigtest.Kill(t, e.s3fs())
+			e.awaitRead(eventually, filepath.Join(target, "file"), "content")
+			e.keysOnlyIn(e.s3fs(), secret)
+		}, Renew: func() bool {
+			before, second := e.s3fs(), e.anotherKey("owner")
+			e.publish(v, "keys", secrets(second))
+			e.awaitOther(s3fs, before)
+			e.revoke("owner", secret)
+			return e.s3fs() == before
+		}, Unpublish: func() {
+			write(t, filepath.Join(target, "last"), strings.Repeat("last", 4<<20)) // more than a mount's directory of state holds
+			e.unpublish(v, target)
+		}})
 	if got := e.Object(t, bucket, "keys/last"); len(got) != 16<<20 {
 		t.Errorf("the last file has %d bytes", len(got))
 	}
@@ -97,7 +85,8 @@ func (e *env) keysOnlyIn(client rig.Process, secret map[string]string) {
 	e.t.Helper()
 	of := func(p rig.Process, file string) string { return read(e.t, fmt.Sprintf("/proc/%d/%s", p.PID, file)) }
 	env := strings.Split(of(client, "environ"), "\x00")
-	for name, want := range map[string]string{"AWS_ACCESS_KEY_ID": secret["accessKeyID"], "AWS_SECRET_ACCESS_KEY": secret["secretAccessKey"], "AWS_CONTAINER_AUTHORIZATION_TOKEN": "", "AWS_EC2_METADATA_DISABLED": "true"} {
+	for name, want := range map[string]string{"AWS_ACCESS_KEY_ID": secret["accessKeyID"], "AWS_SECRET_ACCESS_KEY": secret["secretAccessKey"],
+		"AWS_CONTAINER_AUTHORIZATION_TOKEN": "", "AWS_EC2_METADATA_DISABLED": "true"} {
 		got := ""
 		for _, variable := range env {
 			if n, value, _ := strings.Cut(variable, "="); n == name {

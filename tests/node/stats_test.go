@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -6,16 +8,10 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
-
-func (e *env) stats(limit time.Duration, v *csi.Volume, path string) (*csi.NodeGetVolumeStatsResponse, error) {
-	return e.NodeGetVolumeStats(rigtest.Context(e.t, limit), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetVolumeId(), VolumePath: path})
-}
 
 func TestVolumeStats(t *testing.T) {
 	rigtest.ProcessOnly(t, "statistics are read from the mount")
@@ -54,36 +50,4 @@ func TestVolumeStats(t *testing.T) {
 		want(t, err, codes.NotFound, target)
 		e.awaitNothingLeft(time.Second)
 	}, "--heal=false") // healing takes a twentieth of a second
-}
-
-// A client that does not answer lets the calls of its own volume time out, and no others.
-func TestTimedStatsOfAnUnresponsiveClient(t *testing.T) {
-	t.Parallel()
-	eachClient(t, func(t *testing.T, e *env, client string) {
-		v, other := static("hung", client), static("fine", client)
-		target := e.publish(v, "hung")
-		hung := e.client(client)
-		rigtest.Freeze(t, hung.PID)
-		defer func() { _ = unix.Kill(hung.PID, unix.SIGCONT) }()
-		for range 3 {
-			began := pressure.Now()
-			_, err := e.stats(time.Second, v, target)
-			if took := began.Since(); err == nil || took > 3*time.Second {
-				t.Errorf("statistics of a hung volume: %v after %s", err, took)
-			}
-		}
-		fine := e.publish(other, "fine")
-		write(t, filepath.Join(fine, "file"), "x")
-		if _, err := e.stats(5*time.Second, other, fine); err != nil {
-			t.Errorf("statistics of another volume: %v", err)
-		}
-		e.unpublish(other, fine)
-		// The driver's own call keeps the target busy until the client goes on.
-		e.awaitBusy(v, target, "this driver", target)
-		if err := unix.Kill(hung.PID, unix.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
-		e.unpublish(v, target)
-		e.NothingLeft(t)
-	})
 }

@@ -1,13 +1,11 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/status"
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // ofPod adds the information of a pod, as kubelet does.
@@ -36,50 +34,6 @@ func kubeletTarget(uid, volume string) string {
 	return "pods/" + uid + "/volumes/kubernetes.io~csi/" + volume
 }
 
-// status runs the command.
-func (e *env) status(args ...string) (stdout string, took time.Duration, err error) {
-	e.t.Helper()
-	cmd := exec.CommandContext(rigtest.Context(e.t, 30*time.Second), e.Program, append([]string{"status", "--state-dir=" + e.State}, args...)...)
-	cmd.Env = e.Environment()
-	var out, problem bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &problem
-	began := time.Now()
-	if err = cmd.Run(); err != nil {
-		err = errors.New(err.Error() + ": " + problem.String())
-	}
-	return out.String(), time.Since(began), err
-}
-
-// mountStatus is the status of the only mount of a volume.
-func (e *env) mountStatus(v *csi.Volume) status.Mount {
-	e.t.Helper()
-	out, _, err := e.status("-o", "json")
-	if err != nil { // such as a status that waits for a client that does not answer: the command is bounded
-		e.t.Fatal(err)
-	}
-	e.noSecretIn("the status", []byte(out))
-	var d status.Document
-	if err := json.Unmarshal([]byte(out), &d); err != nil || d.Version != status.Version {
-		e.t.Fatalf("%v: %s", err, out)
-	}
-	var found []status.Mount
-	for _, m := range d.Mounts {
-		if m.VolumeID == v.GetVolumeId() {
-			found = append(found, m)
-		}
-	}
-	if len(found) != 1 {
-		e.t.Fatalf("volume %s has %d mounts: %s", v.GetVolumeId(), len(found), out)
-	}
-	return found[0]
-}
-
-func (e *env) awaitStatus(v *csi.Volume, what string, is func(m status.Mount) bool) (m status.Mount) {
-	e.t.Helper()
-	e.await(30*time.Second, what, func() bool { m = e.mountStatus(v); return is(m) })
-	return m
-}
-
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
@@ -91,7 +45,8 @@ func TestStatus(t *testing.T) {
 		uid := "0b1f6f3c-2f0e-4b5e-9d6c-0a4ff4c1f7a1"
 		target := e.publish(v, kubeletTarget(uid, "pv-1"), ofPod("team-a", "web-0"))
 		m := e.awaitStatus(v, "the helper's status", func(m status.Mount) bool { return m.Memory != nil })
-		if m.State != status.Healthy || m.Client.Name != client || m.Client.Version == "" || m.Client.PID != e.client(client).PID || m.Bucket != bucket || m.Prefix != "status/" {
+		if m.State != status.Healthy || m.Client.Name != client || m.Client.Version == "" || m.Client.PID != e.client(client).PID || m.Bucket != bucket ||
+			m.Prefix != "status/" {
 			t.Errorf("%+v", m)
 		}
 		if m.Memory.UsedBytes < 1<<20 || (m.Memory.LimitBytes != 0) != (e.Launcher == rig.LauncherSystemd) {
@@ -178,47 +133,6 @@ func TestStatusOfWhatIsNotWell(t *testing.T) {
 			t.Errorf("%+v", m.Problems)
 		}
 		e.awaitStatus(v, "the restart", func(m status.Mount) bool { return m.State == status.Healthy })
-	}, "--hang-timeout=40s")
-}
-
-// askInVain has a process ask a client that does not answer, until it does.
-func (e *env) askInVain(target string) {
-	e.t.Helper()
-	cmd := exec.CommandContext(e.t.Context(), "stat", "-f", target)
-	if err := cmd.Start(); err != nil {
-		e.t.Fatal(err)
-	}
-	e.t.Cleanup(func() { _ = cmd.Wait() })
-}
-
-// A client that does not answer delays no status, and neither do many mounts.
-func TestTimedStatus(t *testing.T) {
-	t.Parallel()
-	rigtest.ProcessOnly(t, "the status is read from memory and from records, which are the same with either launcher")
-	eachClient(t, func(t *testing.T, e *env, client string) {
-		var targets []string
-		for i := range 10 {
-			targets = append(targets, e.publish(static(fmt.Sprint("timed-", i), client), fmt.Sprint("t", i)))
-		}
-		for _, process := range e.Running(programs[client]) {
-			rigtest.Freeze(t, process.PID)
-		}
-		for _, target := range targets {
-			e.askInVain(target)
-		}
-		for _, v := range []string{"timed-0", "timed-9"} {
-			e.awaitStatus(static(v, client), "the state of an unresponsive client", func(m status.Mount) bool { return m.State == status.Unresponsive })
-		}
-		for range 3 {
-			if _, took, err := e.status("-o", "json"); err != nil || took > time.Second {
-				t.Errorf("the status took %s: %v", took, err)
-			}
-		}
-		for _, process := range e.Running(programs[client]) {
-			if err := unix.Kill(process.PID, unix.SIGCONT); err != nil {
-				t.Error(err)
-			}
-		}
 	}, "--hang-timeout=40s")
 }
 

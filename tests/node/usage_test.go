@@ -1,3 +1,5 @@
+//go:build !lane || ordinary
+
 package node
 
 import (
@@ -10,8 +12,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // shows reports whether the driver has a metric with that value.
@@ -84,7 +86,8 @@ func TestUsageIsReportedAgainstTheRecordedSize(t *testing.T) {
 			}
 			if kind != "static" {
 				// The size at the time of the measurement counts, not that at the creation.
-				resp, err := e.ControllerExpandVolume(rigtest.Context(t, time.Minute), &csi.ControllerExpandVolumeRequest{VolumeId: v.GetVolumeId(), CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
+				resp, err := e.ControllerExpandVolume(rigtest.Context(t, time.Minute), &csi.ControllerExpandVolumeRequest{VolumeId: v.GetVolumeId(),
+					CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
 				if err != nil || resp.GetCapacityBytes() != size {
 					t.Fatalf("%v, %v", resp, err)
 				}

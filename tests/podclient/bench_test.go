@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/fuseclients"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/fuseclients"
 )
 
 // BenchmarkColdPublish measures how long a pod waits for the files of its own client: the publication, the client's start and the first
@@ -17,7 +17,8 @@ import (
 // started through three programs that stand for its container.
 func BenchmarkColdPublish(b *testing.B) {
 	for _, c := range foreignClients(b) {
-		b.Run(c.Client+"/"+map[string]string{fuseclients.Starter: "starter", fuseclients.Fusermount: "fusermount"}[c.Way], func(b *testing.B) { measureColdPublish(b, c) })
+		b.Run(c.Client+"/"+map[string]string{fuseclients.Starter: "starter", fuseclients.Fusermount: "fusermount"}[c.Way],
+			func(b *testing.B) { measureColdPublish(b, c) })
 	}
 }
 

@@ -12,10 +12,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/fuseclients"
-	"github.com/s3-csi/s3-csi-driver/tests/output"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/fuseclients"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/output"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // sshUID is the user daemon of the package base-passwd.
@@ -176,7 +176,8 @@ func sshfs(t testing.TB, e *env) foreign {
 		t.Fatal(err)
 	}
 	for _, key := range []string{"host", "user"} {
-		if out, err := exec.CommandContext(t.Context(), keygen, "-q", "-t", "ed25519", "-N", "", "-C", key, "-f", filepath.Join(dir, key)).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(t.Context(), keygen, "-q", "-t", "ed25519", "-N", "", "-C", key, "-f",
+			filepath.Join(dir, key)).CombinedOutput(); err != nil {
 			t.Fatalf("ssh-keygen: %v: %s", err, out)
 		}
 	}
@@ -192,8 +193,10 @@ func sshfs(t testing.TB, e *env) foreign {
 	for name, text := range map[string]string{
 		"data/file":   "content",
 		"known_hosts": fmt.Sprintf("[127.0.0.1]:%d %s", port, host),
-		"sshd_config": fmt.Sprintf("HostKey %[1]s/host\nAuthorizedKeysFile %[1]s/user.pub\nAuthenticationMethods publickey\nUsePAM no\nStrictModes no\nPidFile none\nSubsystem sftp internal-sftp\n", dir),
-		"ssh_config": fmt.Sprintf("Host data\nHostName 127.0.0.1\nPort %d\nUser daemon\nIdentityFile %[2]s/user\nIdentitiesOnly yes\nUserKnownHostsFile %[2]s/known_hosts\nStrictHostKeyChecking yes\nBatchMode yes\n",
+		"sshd_config": fmt.Sprintf("HostKey %[1]s/host\nAuthorizedKeysFile %[1]s/user.pub\nAuthenticationMethods publickey\nUsePAM no\nStrictModes no\nPidFile "+
+			"none\nSubsystem sftp internal-sftp\n", dir),
+		"ssh_config": fmt.Sprintf("Host data\nHostName 127.0.0.1\nPort %d\nUser daemon\nIdentityFile %[2]s/user\nIdentitiesOnly yes\nUserKnownHostsFile "+
+			"%[2]s/known_hosts\nStrictHostKeyChecking yes\nBatchMode yes\n",
 			port, dir),
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {

@@ -14,10 +14,10 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/tests/output"
-	"github.com/s3-csi/s3-csi-driver/tests/ports"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/output"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/ports"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // gcsfuse serves a bucket of an emulator of Google Cloud Storage.

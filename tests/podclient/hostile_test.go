@@ -19,8 +19,8 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/osfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
-	"github.com/s3-csi/s3-csi-driver/tests/hostile"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/hostile"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // What a client in a pod does, beside the kinds of the package hostile.
@@ -98,7 +98,8 @@ func TestHostileClients(t *testing.T) {
 }
 
 func everyHostileClient(t *testing.T, e *env, control *pod) {
-	given := []string{neverReads, hostile.NeverAnswers, hostile.Garbage, hostile.ExitsAfterInit, hostile.HangsAfterInit, hostile.HangsOnStat, hostile.FailsThenHangs}
+	given := []string{neverReads, hostile.NeverAnswers, hostile.Garbage, hostile.ExitsAfterInit, hostile.HangsAfterInit, hostile.HangsOnStat,
+		hostile.FailsThenHangs}
 	for i, kind := range given { // the driver ends the connection
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()

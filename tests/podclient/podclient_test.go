@@ -16,9 +16,9 @@ import (
 	"google.golang.org/grpc/status"
 	"sigs.k8s.io/yaml"
 
-	"github.com/s3-csi/s3-csi-driver/tests/containers"
-	"github.com/s3-csi/s3-csi-driver/tests/hostile"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/hostile"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 func reads(t testing.TB, c *containers.Container, path, content string) {
@@ -161,7 +161,8 @@ func TestTheExample(t *testing.T) {
 	p.publish()
 	var args []string
 	for _, arg := range o.Spec.InitContainers[0].Command {
-		for old, now := range map[string]string{"/usr/local/bin/s3-csi-": e.Clients + "/s3-csi-", "/fuse-fd-passing/data.sock": p.shortSocket(), "us-west-2": e.Rig.S3.Region} {
+		for old, now := range map[string]string{"/usr/local/bin/s3-csi-": e.Clients + "/s3-csi-", "/fuse-fd-passing/data.sock": p.shortSocket(),
+			"us-west-2": e.Rig.S3.Region} {
 			arg = strings.ReplaceAll(arg, old, now)
 		}
 		if arg == "reference" {

@@ -14,7 +14,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/podclient"
 	"github.com/s3-csi/s3-csi-driver/pkg/status"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // show runs s3-csi-driver status.
@@ -74,7 +74,8 @@ func TestClientsAreVisible(t *testing.T) {
 	p := e.pod(t, podUID)
 	p.publish()
 	c := p.awaitState(t, podclient.Waiting, mount.ReasonNoClient)
-	if c.Pod != (status.Pod{Namespace: "n", Name: "p", UID: podUID}) || c.Volume != "data" || c.EmptyDir != emptyDir || c.Socket != socket || c.Since.IsZero() || c.LastFailure != nil {
+	if c.Pod != (status.Pod{Namespace: "n", Name: "p", UID: podUID}) || c.Volume != "data" || c.EmptyDir != emptyDir || c.Socket != socket || c.Since.IsZero() ||
+		c.LastFailure != nil {
 		t.Errorf("%+v", c)
 	}
 	refused := p.connectFrom(otherUID)
@@ -106,7 +107,8 @@ func TestClientsAreVisible(t *testing.T) {
 		t.Error("the failure is forgotten")
 	}
 	client.kill()
-	if c = p.awaitState(t, podclient.Exited, mount.ReasonStale); c.LastFailure == nil || c.LastFailure.Reason != status.ReasonExited || time.Since(c.LastFailure.Since) > time.Since(c.Since)+time.Second {
+	if c = p.awaitState(t, podclient.Exited, mount.ReasonStale); c.LastFailure == nil || c.LastFailure.Reason != status.ReasonExited ||
+		time.Since(c.LastFailure.Since) > time.Since(c.Since)+time.Second {
 		t.Errorf("%+v, %+v", c, c.LastFailure)
 	}
 	p.awaitMetric(t, `s3csi_pod_client_exits_total{reason="exit"} 1`)

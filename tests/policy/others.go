@@ -78,7 +78,8 @@ func others() []row {
 			return err
 		},
 		"lock an object": func(ctx context.Context, c *s3.Client, p Place) error {
-			_, err := c.PutObjectLegalHold(ctx, &s3.PutObjectLegalHoldInput{Bucket: &p.Bucket, Key: &key, LegalHold: &types.ObjectLockLegalHold{Status: types.ObjectLockLegalHoldStatusOn}})
+			_, err := c.PutObjectLegalHold(ctx, &s3.PutObjectLegalHoldInput{Bucket: &p.Bucket, Key: &key,
+				LegalHold: &types.ObjectLockLegalHold{Status: types.ObjectLockLegalHoldStatusOn}})
 			return err
 		},
 		"list an upload's parts": uploadOf(prefix+"listed", func(ctx context.Context, c *s3.Client, p Place, id *string) error {

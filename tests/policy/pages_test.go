@@ -6,10 +6,10 @@ import (
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/tests/pages"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pages"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/sts"
 	table "github.com/s3-csi/s3-csi-driver/tests/policy"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/sts"
 )
 
 // The role of docs/how-to/aws.md for nodes allows all that the session of a volume may do, and only in the page's bucket.
@@ -31,7 +31,8 @@ func TestTheNodesRoleOfThePage(t *testing.T) {
 		t.Fatalf("the page's node.json is not JSON: %s", document)
 	}
 	order := s.orders[credentials.WebIdentity]
-	order.RoleARN = must(s.process.SetRole(t.Context(), s3server.Role{Name: "node", Policy: document, Trust: s3server.Trust{Issuers: []s3server.TrustedIssuer{{URL: issuer.URL()}}}}))(t)
+	order.RoleARN = must(s.process.SetRole(t.Context(), s3server.Role{Name: "node", Policy: document,
+		Trust: s3server.Trust{Issuers: []s3server.TrustedIssuer{{URL: issuer.URL()}}}}))(t)
 	s.orders[credentials.WebIdentity] = order
 	tryWith(t, s, p, credentials.WebIdentity, table.Writing, variant{aws: true})
 }

@@ -63,7 +63,8 @@ type Place struct {
 
 // seeds are the objects of both buckets. Each holds its own key.
 func seeds() []string {
-	return []string{prefix + "a", prefix + "dir/b", prefix + "doomed", prefix + "doomed2", beside + "a", beside + "doomed", parent + "vol-1x", "top", record, ".s3-csi/volumes/vol-10"}
+	return []string{prefix + "a", prefix + "dir/b", prefix + "doomed", prefix + "doomed2", beside + "a", beside + "doomed", parent + "vol-1x", "top", record,
+		".s3-csi/volumes/vol-10"}
 }
 
 // NewPlace makes the buckets. open: a bucket policy lets the session do everything.
@@ -84,7 +85,8 @@ func NewPlace(t testing.TB, s Service, open bool) Place {
 			continue
 		}
 		_, err := p.root.PutBucketPolicy(t.Context(), &s3.PutBucketPolicyInput{Bucket: &bucket, Policy: aws.String(
-			`{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"AWS":["` + s.Principal + `"]},"Action":"s3:*","Resource":["arn:aws:s3:::` + bucket + `","arn:aws:s3:::` + bucket + `/*"]}]}`)})
+			`{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"AWS":["` + s.Principal + `"]},"Action":"s3:*",` +
+				`"Resource":["arn:aws:s3:::` + bucket + `","arn:aws:s3:::` + bucket + `/*"]}]}`)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,10 +8,10 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
-	"github.com/s3-csi/s3-csi-driver/tests/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/sts"
 	table "github.com/s3-csi/s3-csi-driver/tests/policy"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/sts"
 )
 
 const (
@@ -99,10 +99,11 @@ func minioService(t *testing.T, issuer *sts.Issuer, token string) (service, erro
 	user, err := m.AddUser(t.Context(), "alice", everyS3)
 	at := credentials.STSService{Endpoint: m.Endpoint(), Region: m.Region()}
 	role := minio.RoleARN(audience)
-	return service{table.Service{Name: table.MinIO, Endpoint: m.Endpoint(), Region: m.Region(), Root: m.Keys(), STS: at, OtherRole: role, Principal: "*"}, map[credentials.Kind]credentials.Order{
-		credentials.AssumeRole:  {Kind: credentials.AssumeRole, Keys: user, Name: "table", Duration: lasts, STS: at},
-		credentials.WebIdentity: {Kind: credentials.WebIdentity, Token: token, RoleARN: role, Name: "table", Duration: lasts, STS: at},
-	}, false, nil}, err
+	return service{table.Service{Name: table.MinIO, Endpoint: m.Endpoint(), Region: m.Region(), Root: m.Keys(), STS: at, OtherRole: role, Principal: "*"},
+		map[credentials.Kind]credentials.Order{
+			credentials.AssumeRole:  {Kind: credentials.AssumeRole, Keys: user, Name: "table", Duration: lasts, STS: at},
+			credentials.WebIdentity: {Kind: credentials.WebIdentity, Token: token, RoleARN: role, Name: "table", Duration: lasts, STS: at},
+		}, false, nil}, err
 }
 
 func must[T any](v T, err error) func(testing.TB) T {

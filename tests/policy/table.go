@@ -75,7 +75,7 @@ type row struct {
 	odd map[string]oddity
 }
 
-// oddity is who may make a call of a service, and what the others are told.
+// oddity is who may make a call of a service, and the answer that others get.
 type oddity struct {
 	may []Scope
 	not outcome

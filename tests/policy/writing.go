@@ -33,7 +33,8 @@ func upload(key string) call {
 		if err != nil {
 			return err
 		}
-		part, err := c.UploadPart(ctx, &s3.UploadPartInput{Bucket: &p.Bucket, Key: &key, UploadId: begun.UploadId, PartNumber: aws.Int32(1), Body: strings.NewReader("part")})
+		part, err := c.UploadPart(ctx, &s3.UploadPartInput{Bucket: &p.Bucket, Key: &key, UploadId: begun.UploadId, PartNumber: aws.Int32(1),
+			Body: strings.NewReader("part")})
 		if err != nil {
 			return err
 		}
@@ -79,7 +80,8 @@ func writes() []row {
 		{"upload in parts", writers(), upload(prefix + "parts"), nil},
 		{"upload to the neighbour in parts", []Scope{Whole}, upload(beside + "parts"), nil},
 		{"add a part to the neighbour's upload", []Scope{Whole}, uploadOf(beside+"upload", func(ctx context.Context, c *s3.Client, p Place, id *string) error {
-			_, err := c.UploadPart(ctx, &s3.UploadPartInput{Bucket: &p.Bucket, Key: aws.String(beside + "upload"), UploadId: id, PartNumber: aws.Int32(1), Body: strings.NewReader("part")})
+			_, err := c.UploadPart(ctx, &s3.UploadPartInput{Bucket: &p.Bucket, Key: aws.String(beside + "upload"), UploadId: id, PartNumber: aws.Int32(1),
+				Body: strings.NewReader("part")})
 			return err
 		}), nil},
 		{"abort an upload", []Scope{Writing, Keeping, Whole, Deleting}, abort(prefix + "upload"), nil},

@@ -13,8 +13,8 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/tests/isolate"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/isolate"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 func TestMain(m *testing.M) { os.Exit(isolate.Main(m.Run)) }

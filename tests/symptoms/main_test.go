@@ -17,12 +17,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/pages"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/sts"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pages"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/sts"
 )
 
 const (
@@ -152,7 +152,8 @@ func plain(name string, pairs ...string) *csi.Volume {
 func (e *env) tryPublish(limit time.Duration, v *csi.Volume, target string, changes ...change) error {
 	r := rigtest.PublishRequest(v, target)
 	r.VolumeContext = maps.Clone(v.GetVolumeContext())
-	for key, value := range map[string]string{"pod.name": "web-0", "pod.namespace": namespace, "pod.uid": "0f2b8a52-0000-4000-8000-000000000000", "serviceAccount.name": account} {
+	for key, value := range map[string]string{"pod.name": "web-0", "pod.namespace": namespace, "pod.uid": "0f2b8a52-0000-4000-8000-000000000000",
+		"serviceAccount.name": account} {
 		r.VolumeContext["csi.storage.k8s.io/"+key] = value
 	}
 	for _, c := range changes {
@@ -218,6 +219,7 @@ var page = regexp.MustCompile(`see (docs/[a-z0-9/-]+\.md(?:#[a-z0-9-]+)?)`)
 // must name its section; one that names a page without sections must explain itself.
 func leads(t *testing.T, symptom, text, where string) {
 	t.Helper()
+	checkCode(t, symptom, text)
 	if m := page.FindStringSubmatch(text); strings.HasPrefix(text, "rpc error") && (m == nil || m[1] != where) {
 		t.Errorf("%s: the error does not lead to %s: %s", symptom, where, text)
 	}

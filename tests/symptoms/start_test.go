@@ -8,9 +8,9 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 )
 
 const (
@@ -40,12 +40,14 @@ func TestAPodDoesNotStart(t *testing.T) {
 		s3      faultproxy.Faults
 		page    string
 	}{
-		{"role does not trust the pod", volume("v", "roleARN", s3server.RoleARN("another-team")), e.workload(time.Hour), s3server.STS{}, faultproxy.Faults{}, sessions},
+		{"role does not trust the pod", volume("v", "roleARN", s3server.RoleARN("another-team")), e.workload(time.Hour), s3server.STS{}, faultproxy.Faults{},
+			sessions},
 		{"token service refuses", volume("v"), e.workload(time.Hour), s3server.STS{Fault: s3server.FaultRefuse}, faultproxy.Faults{}, sessions},
 		{"token service away", volume("v"), e.workload(time.Hour), s3server.STS{Fault: s3server.FaultDown}, faultproxy.Faults{}, sessions},
 		{"token expired", volume("v"), e.workload(-time.Minute), s3server.STS{}, faultproxy.Faults{}, sessions},
 		{"no token", volume("v", "credentials", "workload"), nil, s3server.STS{}, faultproxy.Faults{}, sessions},
-		{"service ignores session policies", volume("v", "scope", "required"), e.workload(time.Hour), s3server.STS{IgnorePolicies: true}, faultproxy.Faults{}, sessions},
+		{"service ignores session policies", volume("v", "scope", "required"), e.workload(time.Hour), s3server.STS{IgnorePolicies: true}, faultproxy.Faults{},
+			sessions},
 		{"no session can be made", plain("v", "scope", "required"), nil, s3server.STS{}, faultproxy.Faults{}, sessions},
 		{"wrong secret key", plain("v"), secret("accessKeyID", e.owner.AccessKeyID, "secretAccessKey", wrong), s3server.STS{}, faultproxy.Faults{}, answers},
 		{"unknown access key", plain("v"), secret("accessKeyID", "AKIAUNKNOWN000000000", "secretAccessKey", wrong), s3server.STS{}, faultproxy.Faults{}, answers},

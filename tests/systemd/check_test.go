@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/check"
 )
@@ -19,7 +19,8 @@ import (
 // checkNode runs s3-csi-driver check --node as the rig's drivers run, and gives the host's rows by name.
 func checkNode(t *testing.T, n *rigtest.Node, flags ...string) map[string]check.Row {
 	t.Helper()
-	args := slices.Concat(n.Wrapper, []string{n.Program, "check", "--output=json", "--node", "--launcher=auto", "--default-client=rclone", "--state-dir=" + n.State, "--host-dir=" + n.HostDir,
+	args := slices.Concat(n.Wrapper, []string{n.Program, "check", "--output=json", "--node", "--launcher=auto", "--default-client=rclone",
+		"--state-dir=" + n.State, "--host-dir=" + n.HostDir,
 		fmt.Sprintf("--uid-range=%d-%d", n.FirstUID, n.LastUID)}, flags)
 	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
 	cmd.Env = n.Environment()
@@ -53,7 +54,8 @@ func TestACheckOfTheHostFindsItsSystemd(t *testing.T) {
 			n := newRig(t)
 			prepare(n)
 			rows := checkNode(t, n)
-			for _, name := range []string{"ok", "hostMounts", "isolation", "fuseDevice", "fuseMount", "launcher", "survivesDriver", "hostPrograms", "client.rclone", "dns.default"} {
+			for _, name := range []string{"ok", "hostMounts", "isolation", "fuseDevice", "fuseMount", "launcher", "survivesDriver", "hostPrograms", "client.rclone",
+				"dns.default"} {
 				if rows[name].Result != check.Yes {
 					t.Errorf("%s: %+v", name, rows[name])
 				}
@@ -70,8 +72,8 @@ func TestACheckOfTheHostFindsItsSystemd(t *testing.T) {
 	}
 }
 
-// TestHostThatDoesNotRunProgramsIsToldByCheckAndDriver puts the host directory on a file system without programs.
-func TestHostThatDoesNotRunProgramsIsToldByCheckAndDriver(t *testing.T) {
+// TestHostDirectoryWithoutExec_IsReportedByCheckAndDriver puts the host directory on a file system without programs.
+func TestHostDirectoryWithoutExec_IsReportedByCheckAndDriver(t *testing.T) {
 	n := newRig(t)
 	if err := os.Mkdir(n.HostDir, 0o755); err != nil {
 		t.Fatal(err)

@@ -15,11 +15,11 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/check"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
-	"github.com/s3-csi/s3-csi-driver/tests/systemd"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/systemd"
 )
 
 // newRig is a node with an S3 server; its drivers are the built ones.
@@ -88,7 +88,8 @@ func TestVolumeOutlivesTheDriver(t *testing.T) {
 			if units, err := n.Units(); err != nil || len(units) != 1 || units[name] != "active" {
 				t.Errorf("units: %v, %v", units, err)
 			}
-			if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || !strings.HasPrefix(program, n.HostDir+"/s3.csi.driver/") || filepath.Base(program) != "s3-csi-helper" {
+			if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || !strings.HasPrefix(program, n.HostDir+"/s3.csi.driver/") ||
+				filepath.Base(program) != "s3-csi-helper" {
 				t.Errorf("the helper is %s (%v)", program, err)
 			}
 			for property, want := range map[string]string{"MemoryMax": "1073741824", "TasksMax": "1024", "Slice": "system-s3csi.slice"} {
@@ -269,7 +270,8 @@ func TestWithoutSystemd(t *testing.T) {
 		t.Errorf("/metrics:\n%s", m)
 	}
 	ready := rigtest.Get(t, d, "/readyz")
-	for _, note := range []string{"note: the launcher is process: the host has no suitable systemd", "does not enforce limits, so these flags have no effect: --memory-limit"} {
+	for _, note := range []string{"note: the launcher is process: the host has no suitable systemd", "does not enforce limits, so these flags have no effect: " +
+		"--memory-limit"} {
 		if !strings.Contains(ready, note) {
 			t.Errorf("/readyz does not say %q:\n%s", note, ready)
 		}

@@ -19,8 +19,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/systemd"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/systemd"
 )
 
 func TestHelperThatIsKilledIsListedAndReplaced(t *testing.T) {
@@ -164,7 +164,7 @@ func TestFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestUnitOfSomebodyElseIsLeftAlone(t *testing.T) {
+func TestForeignUnit_IsLeftAlone(t *testing.T) {
 	l := newLauncher(t, launcher.Options{})
 	u := prepare(t, l)
 	out, err := exec.Command("systemd-run", "--unit="+u.name(), "--slice=system.slice", "/bin/sleep", "1000").CombinedOutput()

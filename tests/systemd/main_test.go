@@ -18,10 +18,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
-	"github.com/s3-csi/s3-csi-driver/tests/isolate"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
-	"github.com/s3-csi/s3-csi-driver/tests/systemd"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/isolate"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/systemd"
 )
 
 // Programs on the host.
@@ -267,21 +267,6 @@ func (u *unit) mustBeGone() {
 			return
 		}
 	}
-}
-
-// status is a field of /proc/<pid>/status.
-func status(t *testing.T, pid int, name string) string {
-	t.Helper()
-	body, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(body)) {
-		if key, value, _ := strings.Cut(line, ":"); key == name {
-			return strings.Join(strings.Fields(value), " ")
-		}
-	}
-	return ""
 }
 
 func kill(t *testing.T, pid int, sig unix.Signal) {

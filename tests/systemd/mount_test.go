@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 // copies are the mounts of a volume in the mount namespace of a process; "" is any volume, and process a pattern.
@@ -63,7 +63,8 @@ func TestNoServiceHoldsAMount(t *testing.T) {
 			rigtest.Publish(t, d, second, n.Target("second"))
 			if propagation == unix.MS_SHARED {
 				systemctl(t, "reset-failed")
-				if out, err := exec.Command("systemd-run", "--unit=stranger", "-p", "Type=exec", "-p", "ProtectSystem=strict", "/bin/sleep", "1000").CombinedOutput(); err != nil {
+				if out, err := exec.Command("systemd-run", "--unit=stranger", "-p", "Type=exec", "-p", "ProtectSystem=strict", "/bin/sleep",
+					"1000").CombinedOutput(); err != nil {
 					t.Fatalf("%v %s", err, out)
 				}
 				defer systemctl(t, "stop", "stranger")
@@ -77,7 +78,8 @@ func TestNoServiceHoldsAMount(t *testing.T) {
 					t.Errorf("the second unit has a mount namespace of its own: %v", own)
 				}
 			}
-			if metrics := rigtest.Get(t, d, "/metrics"); strings.Contains(metrics, `s3csi_sandbox_missing{property="ProtectSystem"} 1`) != (propagation == unix.MS_PRIVATE && !c.landlock) {
+			if metrics := rigtest.Get(t, d, "/metrics"); strings.Contains(metrics,
+				`s3csi_sandbox_missing{property="ProtectSystem"} 1`) != (propagation == unix.MS_PRIVATE && !c.landlock) {
 				t.Errorf("/metrics:\n%s", metrics)
 			}
 			rigtest.Unpublish(t, d, first, n.Target("first"))

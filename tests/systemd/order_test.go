@@ -24,7 +24,8 @@ func TestContainersAreStoppedFirst(t *testing.T) {
 	container, trap := lastLook("container")
 	for _, argv := range [][]string{
 		{"--unit=containerd.service", "-p", "Type=exec", "-p", "ExecStop=/bin/sh -c '" + look + "'", "/bin/sleep", "1000"},
-		{"--unit=container.service", "-p", "Type=exec", "-p", "KillMode=mixed", "--slice=kubepods-pod1.slice", "/bin/sh", "-c", "trap '" + trap + "; exit 0' TERM; touch " + dir + "/ready; while :; do sleep 0.1; done"},
+		{"--unit=container.service", "-p", "Type=exec", "-p", "KillMode=mixed", "--slice=kubepods-pod1.slice", "/bin/sh", "-c",
+			"trap '" + trap + "; exit 0' TERM; touch " + dir + "/ready; while :; do sleep 0.1; done"},
 	} {
 		if out, err := exec.CommandContext(bounded(t), "systemd-run", argv...).CombinedOutput(); err != nil {
 			t.Fatalf("%v %s", err, out)

@@ -18,7 +18,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 func TestHelperAndClientHaveTheirUIDAndNoPrivileges(t *testing.T) {
@@ -48,6 +48,21 @@ func TestHelperAndClientHaveTheirUIDAndNoPrivileges(t *testing.T) {
 	if pid := show(t, u.name(), "MainPID"); pid != fmt.Sprint(s.PID) {
 		t.Errorf("systemd takes %s for the main process, the helper is %d", pid, s.PID)
 	}
+}
+
+// status returns a line of a process's status.
+func status(t *testing.T, pid int, name string) string {
+	t.Helper()
+	body, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(body)) {
+		if key, value, _ := strings.Cut(line, ":"); key == name {
+			return strings.Join(strings.Fields(value), " ")
+		}
+	}
+	return ""
 }
 
 // everybodys is a directory of the host that every user may read and write.

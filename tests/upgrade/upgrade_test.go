@@ -16,8 +16,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/status"
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig/rigtest"
 )
 
 const limit = time.Minute
@@ -223,25 +223,8 @@ func TestMountsSurviveARollback(t *testing.T) {
 	eachClient(t, func(_ *testing.T, e *env) { e.takenOver(e.newer, e.older) })
 }
 
-func TestADeadClientAfterAnUpgrade(t *testing.T) {
-	eachClient(t, func(t *testing.T, e *env) {
-		e.drive(e.older)
-		a := e.publish("a")
-		e.write(filepath.Join(a, "file"), "x")
-		e.await("the upload", func() bool { return len(e.Keys(t, rigtest.Bucket, "kept/file")) > 0 })
-		e.Kill()
-		e.drive(e.newer)
-		e.killClient()
-		e.publish("a")
-		e.reads(filepath.Join(a, "file"), "x")
-		e.killClient()
-		e.unpublish(a)
-		e.AwaitNothingLeft(e.t, limit)
-	})
-}
-
 // A mount of the older driver whose client crashes under the newer one is healed without being published again.
-func TestADeadClientOfAnOlderDriverIsHealed(t *testing.T) {
+func TestExitedClient_OfAnOlderDriverIsHealed(t *testing.T) {
 	eachClient(t, func(_ *testing.T, e *env) {
 		e.drive(e.older)
 		a := e.publish("a")

@@ -48,7 +48,8 @@ func TestWorkflows(t *testing.T) {
 // The notes of a release are the section of its version, and there must be one before anything is published.
 func TestNotes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "CHANGELOG.md")
-	const text = "# Changelog\n\nIntroduction.\n\n## [Unreleased]\n\n- later\n\n## [1.2.3-rc.1] - 2026-01-02\n\n- candidate\n\n## [1.2.2] - 2026-01-01\n\n### Fixed\n\n- fix\n\n## [1.2.1] - 2025-12-01\n"
+	const text = "# Changelog\n\nIntroduction.\n\n## [Unreleased]\n\n- later\n\n## [1.2.3-rc.1] - 2026-01-02\n\n- candidate\n\n## [1.2.2] - 2026-01-01\n\n### " +
+		"Fixed\n\n- fix\n\n## [1.2.1] - 2025-12-01\n"
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

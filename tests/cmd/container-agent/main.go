@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/s3-csi/s3-csi-driver/tests/containers/agent"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/containers/agent"
 )
 
 func main() {

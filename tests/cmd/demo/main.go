@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
 )
 
 func main() {

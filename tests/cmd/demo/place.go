@@ -16,8 +16,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/s3server"
 
 	keys "github.com/s3-csi/s3-csi-driver/pkg/credentials"
 )
@@ -68,7 +68,8 @@ func prepare(ctx context.Context) (_ *place, err error) {
 	}()
 	service := rig.S3{
 		Endpoint: os.Getenv("DEMO_S3_ENDPOINT"), Region: os.Getenv("AWS_REGION"),
-		Keys: keys.Keys{AccessKeyID: os.Getenv("AWS_ACCESS_KEY_ID"), SecretAccessKey: os.Getenv("AWS_SECRET_ACCESS_KEY"), SessionToken: os.Getenv("AWS_SESSION_TOKEN")},
+		Keys: keys.Keys{AccessKeyID: os.Getenv("AWS_ACCESS_KEY_ID"), SecretAccessKey: os.Getenv("AWS_SECRET_ACCESS_KEY"),
+			SessionToken: os.Getenv("AWS_SESSION_TOKEN")},
 	}
 	if service.Region == "" {
 		service.Region = s3server.DefaultRegion

@@ -28,7 +28,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/tests/systemd"
+	"github.com/s3-csi/s3-csi-driver/tests/internal/systemd"
 )
 
 // EnvPrograms names the directory of the cluster's programs, as make builds them.
@@ -68,7 +68,8 @@ func Unusable() string {
 	if dir == "" {
 		return "needs the cluster's programs: set " + EnvPrograms + " to their directory (make e2e builds them)"
 	}
-	for _, name := range []string{"kube", "containerd", "containerd-shim-runc-v2", "ctr", "runc", "coredns", "csi-provisioner", "csi-snapshotter", "snapshot-controller", "snapshot-crds", "registrar", "livenessprobe", "pause", "agnhost"} {
+	for _, name := range []string{"kube", "containerd", "containerd-shim-runc-v2", "ctr", "runc", "coredns", "csi-provisioner", "csi-snapshotter",
+		"snapshot-controller", "snapshot-crds", "registrar", "livenessprobe", "pause", "agnhost"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			return "needs the cluster's programs: " + err.Error()
 		}
@@ -334,7 +335,8 @@ func (c *Cluster) run(ctx context.Context, in []byte, program string, args ...st
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(in), &out, &errs
 	if err := cmd.Run(); err != nil {
-		return out.String(), fmt.Errorf("%s %s: %w: %s", filepath.Base(program), strings.Join(args, " "), errors.Join(ctx.Err(), err), strings.TrimSpace(errs.String()))
+		return out.String(), fmt.Errorf("%s %s: %w: %s", filepath.Base(program), strings.Join(args, " "), errors.Join(ctx.Err(), err),
+			strings.TrimSpace(errs.String()))
 	}
 	return out.String(), nil
 }
@@ -428,11 +430,13 @@ func (c *Cluster) Base(ctx context.Context) error {
 
 // Snapshots brings the CRDs of snapshots and starts the snapshot controller, which a Kubernetes has beside itself.
 func (c *Cluster) Snapshots(ctx context.Context) error {
-	image := Image{Name: "cluster.local/snapshot-controller:1", Files: map[string]string{"snapshot-controller": c.Program("snapshot-controller")}, Entrypoint: []string{"/snapshot-controller"}}
+	image := Image{Name: "cluster.local/snapshot-controller:1", Files: map[string]string{"snapshot-controller": c.Program("snapshot-controller")},
+		Entrypoint: []string{"/snapshot-controller"}}
 	if err := c.Import(ctx, image); err != nil {
 		return err
 	}
-	for _, args := range [][]string{{"create", "-f", c.Program("snapshot-crds")}, {"wait", "--for=condition=Established", "crd", "--all", "--timeout=" + readyTimeout.String()}} {
+	for _, args := range [][]string{{"create", "-f", c.Program("snapshot-crds")}, {"wait", "--for=condition=Established", "crd", "--all",
+		"--timeout=" + readyTimeout.String()}} {
 		if _, err := c.Kubectl(ctx, nil, args...); err != nil {
 			return err
 		}
