@@ -363,9 +363,9 @@ func TestInventory_HasWhatEachRecordSays(t *testing.T) {
 		}); err != nil {
 			l.Fatal(err)
 		}
-		record, _ := l.w.s.buckets[shared].get(records.Key("source"))
+		stored, _ := l.w.s.buckets[shared].get(records.Key("source"))
 		l.w.s.make("copied", nil)
-		l.w.s.put("copied", records.Key("source"), record.body)
+		l.w.s.put("copied", records.Key("source"), stored.body)
 		l.w.s.put(shared, records.Key("garbage"), "x")
 		inventory := func(backend string) (texts []string, unread int, err error) {
 			err = l.do(func(ctx context.Context, p *process) error {

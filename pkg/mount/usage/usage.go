@@ -330,9 +330,9 @@ func (m *Meter) finish(e *entry, u state.Usage) {
 func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time.Time) (_ state.Usage, result string, err error) {
 	id, parseErr := volume.ParseID(u.VolumeID)
 	recorded := parseErr == nil
-	record := mount.RecordPlace{Tags: recorded && id.Prefix == ""}
+	place := mount.RecordPlace{Tags: recorded && id.Prefix == ""}
 	if segment, _, ok := id.NameSegment(); recorded && ok {
-		record.Key = records.Key(segment)
+		place.Key = records.Key(segment)
 	}
 	be, err := m.options.Backends.Backend(s.spec.Backend)
 	if err != nil {
@@ -343,7 +343,7 @@ func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time
 		return u, "", err
 	}
 	be = be.For(options)
-	keys, err := m.options.Sessions.UsageKeys(ctx, s.request, s.spec, record)
+	keys, err := m.options.Sessions.UsageKeys(ctx, s.request, s.spec, place)
 	if err != nil {
 		return u, "", err
 	}
@@ -361,7 +361,7 @@ func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time
 				found = read
 			case fault.Is(err, fault.NotFound), fault.Is(err, fault.Denied), fault.Is(err, fault.Precondition):
 				// The volume context has the interval as of the creation, and nothing has the size.
-				klog.FromContext(ctx).V(4).Info("Volume record is not readable", "volume", u.VolumeID, "reason", err.Error())
+				klog.FromContext(ctx).V(4).Info("Volume place is not readable", "volume", u.VolumeID, "reason", err.Error())
 			default:
 				return u, "", err
 			}

@@ -15,19 +15,13 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/runs"
 )
 
-// Eraser looks below a prefix and removes everything there; *erase.Eraser implements it.
-type Eraser interface {
-	Look(ctx context.Context, t erase.Task) (erase.Left, error)
-	Erase(ctx context.Context, t erase.Task) error
-}
-
 // Remover deletes volumes and snapshots. All methods may be called concurrently.
 type Remover struct {
 	Identities *identity.Identities
 	Clients    *backend.Clients
 	Opener     *buckets.Opener
 	Records    *records.Store
-	Eraser     Eraser
+	Eraser     *erase.Eraser
 	Claims     *runs.Claims
 	// queue has a lane in which each deletion begins, which is short: most deletions are of empty volumes and end there. Those with something to erase
 	// go to the second lane, where they wait for a worker.
@@ -108,13 +102,13 @@ func (r *Remover) delete(ctx context.Context, q request, d *deletion, find func(
 		return err
 	}
 	defer func() { r.Identities.Invalidate(be, who, keys, err) }()
-	work, err := find(ctx, identity.Access{Backend: be, Who: who, Keys: keys})
-	if err != nil || work == nil {
+	carryOut, err := find(ctx, identity.Access{Backend: be, Who: who, Keys: keys})
+	if err != nil || carryOut == nil {
 		return err
 	}
 	return r.queue.Do(ctx, runs.Work{ID: q.what, What: "deleting " + q.what, Who: who, Progress: d, Job: func(ctx context.Context, run *runs.Run) error {
 		d.run = run
-		return r.Identities.WhileConfigured(ctx, be, func(ctx context.Context) error { return work(ctx, d) })
+		return r.Identities.WhileConfigured(ctx, be, func(ctx context.Context) error { return carryOut(ctx, d) })
 	}})
 }
 
