@@ -34,20 +34,12 @@ func TestVolume_IsClosedToOtherUsers(t *testing.T) {
 	}
 	e.closedToOthers(volumes)
 
-	// As an older driver left its directories, with mounts that run in them.
+	// Another program has opened the driver's directories.
 	e.Kill()
 	for _, dir := range []string{"", "mounts", "sources", "publications"} {
 		chmod(t, filepath.Join(e.State, dir), 0o711)
 	}
 	chmod(t, e.Cache, 0o755)
-	found, err := filepath.Glob(filepath.Join(e.State, "mounts", "*"))
-	if err != nil || len(found) != len(clients) {
-		t.Fatalf("mounts %q, %v", found, err)
-	}
-	for _, dir := range found {
-		chmod(t, dir, 0o711)
-		write(t, filepath.Join(dir, "ca.pem"), "of the mount's backend")
-	}
 	e.drive()
 	e.closedToOthers(volumes)
 	for _, client := range clients {

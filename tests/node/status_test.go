@@ -3,7 +3,6 @@
 package node
 
 import (
-	"encoding/json"
 	"maps"
 	"os"
 	"path/filepath"
@@ -63,29 +62,6 @@ func TestStatus(t *testing.T) {
 		if err != nil || !strings.Contains(text, "team-a/web-0") || !strings.Contains(text, string(status.Healthy)) {
 			t.Errorf("%v: %s", err, text)
 		}
-
-		// A record of an older driver has no pod. The next republish adds it.
-		records, err := filepath.Glob(filepath.Join(e.State, "publications", "*.json"))
-		if err != nil || len(records) != 1 {
-			t.Fatal(records, err)
-		}
-		var fields map[string]any
-		if err := json.Unmarshal([]byte(read(t, records[0])), &fields); err != nil || fields["pod"] == nil {
-			t.Fatalf("the record: %v, %v", fields, err)
-		}
-		delete(fields, "pod")
-		older, err := json.Marshal(fields)
-		if err != nil {
-			t.Fatal(err)
-		}
-		write(t, records[0], string(older))
-		if m := e.mountStatus(v); m.Publications[0].Pod.Name != "" || m.Publications[0].Pod.UID != uid {
-			t.Errorf("of an older driver: %+v", m.Publications)
-		}
-		e.awaitStatus(v, "the pod after a republish", func(status.Mount) bool {
-			e.publish(v, kubeletTarget(uid, "pv-1"), ofPod("team-a", "web-0"))
-			return e.mountStatus(v).Publications[0] == want
-		})
 
 		e.unpublish(v, target)
 		out, _, err := e.status("--output=json")

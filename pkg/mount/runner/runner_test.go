@@ -307,14 +307,9 @@ func TestKillUnresponsive_CountsLostData(t *testing.T) {
 	}
 }
 
-func TestLaunchHelper_NeedsTheCertificatesOfTheBackend(t *testing.T) {
-	l := &units{}
-	r, p := newRunner(t, l, mounttest.S3{})
-	m := p.Mount("a", "1", "rclone", nil)
-	if err := r.launchHelper(t.Context(), m, backend.Backend{Name: "default", CAFile: filepath.Join(t.TempDir(), "missing")}); err == nil || len(l.started) > 0 {
-		t.Errorf("started %v without them: %v", l.started, err)
-	}
+func TestMemoryLimit_OfARemovedClientIsTheVolumes(t *testing.T) {
+	r, _ := newRunner(t, &units{}, mounttest.S3{})
 	if limit := r.MemoryLimit(state.Mount{Client: "removed", Spec: mount.Spec{MemoryLimit: 7}}); limit != 7 {
-		t.Errorf("the limit of a client that was removed is %d", limit)
+		t.Errorf("the limit is %d", limit)
 	}
 }
