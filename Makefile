@@ -163,7 +163,7 @@ vet:
 # Random histories against a model. One goroutine at a time runs there, so the race detector would only make them slow.
 .PHONY: models
 models:
-	go test -vet=off -count=1 -timeout 10m ./pkg/provision
+	go test -vet=off -count=1 -timeout 20m ./pkg/provision
 
 .PHONY: units clients mountpoint-units controller race-linger systemd-linger process-others systemd-credentials timed
 units:

@@ -12,7 +12,7 @@ import (
 )
 
 // checks is how many histories TestModel_HistoriesEndWell plays in each of its two parts, unless -rapid.checks or RAPID_CHECKS says otherwise.
-const checks = "500"
+const checks = "300"
 
 func TestMain(m *testing.M) {
 	flag.Parse()

@@ -214,18 +214,18 @@ func (v volumeDeletion) reactivate(ctx context.Context, found records.Stored, wh
 
 // eraseData removes the data of a prefix volume that is being deleted, according to onDelete.
 func (v volumeDeletion) eraseData(ctx context.Context, found records.Stored) error {
+	task := erase.Task{Bucket: v.b.AsOwn(), Prefix: v.id.FillManifest(), Versions: found.OnDelete == volume.OnDeletePurge, Progress: &v.d.progress}
+	if found.ContentSource != "" { // also if it was filled: the process that did so may have been killed before it removed it
+		if err := v.remover.erase(ctx, v.d, task); err != nil {
+			return err
+		}
+	}
 	if found.OnDelete == volume.OnDeleteRequireEmpty {
 		// A pod may have written between the first check and the change of state.
 		if err := v.requireEmpty(ctx); err != nil {
 			return v.reactivate(ctx, found, err)
 		}
 		return nil
-	}
-	task := erase.Task{Bucket: v.b.AsOwn(), Prefix: v.id.FillManifest(), Versions: found.OnDelete == volume.OnDeletePurge, Progress: &v.d.progress}
-	if found.ContentSource != "" {
-		if err := v.remover.erase(ctx, v.d, task); err != nil {
-			return err
-		}
 	}
 	task.Bucket, task.Prefix = v.b, v.id.Prefix
 	return v.remover.erase(ctx, v.d, task)
