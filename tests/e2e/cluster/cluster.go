@@ -344,16 +344,15 @@ func (c *Cluster) run(ctx context.Context, in []byte, program string, args ...st
 // Import brings images onto the node.
 func (c *Cluster) Import(ctx context.Context, images ...Image) error {
 	for _, i := range images {
-		file := filepath.Join(c.Dir, "image.tar")
-		f, err := os.Create(file)
+		f, err := os.CreateTemp(c.Dir, "image-*.tar") // tests bring their images at the same time
 		if err != nil {
 			return err
 		}
 		err = errors.Join(i.Write(f), f.Close())
 		if err == nil {
-			err = c.importFile(ctx, i.Name, file)
+			err = c.importFile(ctx, i.Name, f.Name())
 		}
-		if err := errors.Join(err, os.Remove(file)); err != nil {
+		if err := errors.Join(err, os.Remove(f.Name())); err != nil {
 			return err
 		}
 	}
