@@ -160,9 +160,12 @@ func (v *filling) Status(found records.Stored, readErr error) (s copier.Status, 
 	case readErr != nil:
 		return s, readErr
 	}
-	own := found.VolumeID == v.r.ID.String()
-	s.Erased = (!own || found.State == records.StateDeleting || found.State == records.StateDeleted) && found.OnDelete != volume.OnDeleteRetain
-	s.Purged = found.OnDelete == volume.OnDeletePurge
+	own, onDelete := found.VolumeID == v.r.ID.String(), found.OnDelete
+	if !own { // the record of the next generation says nothing about what happened to this one
+		onDelete = v.r.Parameters.OnDelete
+	}
+	s.Erased = (!own || found.State == records.StateDeleting || found.State == records.StateDeleted) && onDelete != volume.OnDeleteRetain
+	s.Purged = onDelete == volume.OnDeletePurge
 	if own {
 		s.Claims = found.Fillers
 		s.State = map[records.State]copier.State{records.StateFilling: copier.Wanted, records.StateActive: copier.Done}[found.State]

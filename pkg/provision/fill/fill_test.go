@@ -27,7 +27,8 @@ func TestStatus_ErasedIsWhatNoUserHas(t *testing.T) {
 	failed := errors.New("failed")
 	for name, c := range map[string]struct {
 		state    records.State
-		onDelete volume.OnDelete
+		onDelete volume.OnDelete // in the record
+		asked    volume.OnDelete // in the request
 		id       string
 		read     error
 		want     copier.Status
@@ -39,10 +40,18 @@ func TestStatus_ErasedIsWhatNoUserHas(t *testing.T) {
 		"deleted with versions":  {state: records.StateDeleted, onDelete: volume.OnDeletePurge, id: id.String(), want: copier.Status{Erased: true, Purged: true}},
 		"filled and retained":    {state: records.StateDeleted, onDelete: volume.OnDeleteRetain, id: id.String()},
 		"of the next generation": {state: records.StateActive, id: "b:bucket/v@2/", want: copier.Status{Erased: true}},
-		"of another driver":      {read: records.ErrNotOurs},
-		"not read":               {read: failed, err: failed},
-		"no bucket":              {read: fault.Errorf(fault.NotFound, "none"), err: fault.Errorf(fault.NotFound, "none")},
+		"of a next generation that is retained": {
+			state: records.StateActive, onDelete: volume.OnDeleteRetain, id: "b:bucket/v@2/", want: copier.Status{Erased: true},
+		},
+		"retained, of the next generation": {state: records.StateActive, asked: volume.OnDeleteRetain, id: "b:bucket/v@2/"},
+		"purged, of the next generation": {
+			state: records.StateActive, asked: volume.OnDeletePurge, id: "b:bucket/v@2/", want: copier.Status{Erased: true, Purged: true},
+		},
+		"of another driver": {read: records.ErrNotOurs},
+		"not read":          {read: failed, err: failed},
+		"no bucket":         {read: fault.Errorf(fault.NotFound, "none"), err: fault.Errorf(fault.NotFound, "none")},
 	} {
+		v.r.Parameters.OnDelete = c.asked
 		got, err := v.Status(records.Stored{Record: records.Record{VolumeID: c.id, State: c.state, OnDelete: c.onDelete}}, c.read)
 		if got.State != c.want.State || got.Erased != c.want.Erased || got.Purged != c.want.Purged || fault.KindOf(err) != fault.KindOf(c.err) {
 			t.Errorf("%s: %+v, %v, want %+v, %v", name, got, err, c.want, c.err)
