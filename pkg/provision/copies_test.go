@@ -197,3 +197,26 @@ func TestCreateVolume_RefusesContentThatDoesNotFit(t *testing.T) {
 		}
 	})
 }
+
+// A process that is killed when it has filled a volume leaves the manifest of the copy. Deletion removes it, whatever onDelete says.
+func TestDelete_ManifestOfAFillIsRemoved(t *testing.T) {
+	for _, onDelete := range []volume.OnDelete{volume.OnDeleteDelete, volume.OnDeletePurge, volume.OnDeleteRequireEmpty} {
+		t.Run(string(onDelete), func(t *testing.T) {
+			inLab(t, func(l lab) {
+				v := l.create("v", "bucketName", shared)
+				l.w.s.put(shared, v.Prefix+"a", "content")
+				w, err := l.restore("w", volume.Content{Volume: v}, func(p *volume.Parameters) { p.OnDelete = onDelete })
+				if err != nil {
+					t.Fatal(err)
+				}
+				manifest := w.FillManifest() + "00000000"
+				l.w.s.put(shared, manifest, "left")
+				l.w.s.remove(shared, w.Prefix+"a", "")
+				l.want("deletion", l.delete(w), fault.Unknown)
+				if _, there := l.w.s.buckets[shared].get(manifest); there {
+					t.Error("the manifest is there")
+				}
+			})
+		})
+	}
+}
