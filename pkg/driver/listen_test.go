@@ -207,7 +207,7 @@ func TestSocket_CleanupKeepsSuccessors(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Lstat(path); err != nil {
-		t.Errorf("somebody else's socket was removed: %v", err)
+		t.Errorf("another process's socket was removed: %v", err)
 	}
 }
 

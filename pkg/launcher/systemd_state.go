@@ -35,7 +35,6 @@ func (u unitState) text(name string) string {
 }
 
 func (u unitState) active() string  { return u.text("ActiveState") }
-func (u unitState) loaded() bool    { return u.text("LoadState") != "not-found" }
 func (u unitState) dead() bool      { return u.active() == "inactive" || u.active() == "failed" }
 func (u unitState) transient() bool { t, _ := u["Transient"].(bool); return t }
 
