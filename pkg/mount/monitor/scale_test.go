@@ -28,7 +28,8 @@ func newNode(t *testing.T, mounts, replaced int) node {
 	t.Helper()
 	r, p := runnertest.New(t, &mounttest.UIDs{}, mounttest.S3{}, 0)
 	s := supervisor.New(supervisor.Options{
-		Runner: r, Drainer: drain.New(r, 0), Healer: &heal.Healer{Enabled: true, Namespace: p.Namespace, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker}, Pins: p.Pins,
+		Runner: r, Drainer: drain.New(r, 0), Pins: p.Pins,
+		Healer: &heal.Healer{Enabled: true, Namespace: p.Namespace, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker},
 	})
 	n := node{Parts: p, Monitor: &monitor.Monitor{
 		Namespace: p.Namespace, Fusectl: p.Fusectl, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker, Clients: p.Clients, Peer: p.Peer, Mounts: s,

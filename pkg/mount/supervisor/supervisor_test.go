@@ -28,7 +28,8 @@ func newSupervisor(t *testing.T, l runner.Launcher, b creds.Backends) (*Supervis
 	t.Helper()
 	r, p := runnertest.New(t, l, b, 0)
 	return New(Options{
-		Runner: r, Drainer: drain.New(r, 0), Healer: &heal.Healer{Enabled: true, Namespace: p.Namespace, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker}, Pins: p.Pins,
+		Runner: r, Drainer: drain.New(r, 0), Pins: p.Pins,
+		Healer: &heal.Healer{Enabled: true, Namespace: p.Namespace, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker},
 	}), p
 }
 
